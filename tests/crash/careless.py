@@ -55,10 +55,10 @@ def verdict() -> None:
     """A call starts although it was rejected: the worker takes any answer for a yes."""
     real = SqlStore.read
 
-    def read(self: Any, run_id: str, after: int = 0) -> list[Event]:
+    def read(self: Any, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         return [
             structs.replace(event, body=structs.replace(event.body, granted=True)) if isinstance(event.body, ApprovalDecided) else event
-            for event in real(self, run_id, after)
+            for event in real(self, run_id, after, limit)
         ]
 
     SqlStore.read = read  # type: ignore[method-assign]

@@ -55,6 +55,9 @@ class SimStore:
     def listen(self, ring: Callable[[], None]) -> Callable[[], None]:
         return self._world.listen(self._process, ring)
 
+    def watch(self, moved: Callable[..., None]) -> Callable[[], None]:
+        return self._world.watch(moved)
+
     def close(self) -> None:
         pass
 

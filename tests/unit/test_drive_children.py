@@ -733,10 +733,10 @@ def test_a_parent_that_cannot_be_read_now_is_asked_again_later(tmp_path: Path) -
     with closing(open_store(f"sqlite:///{tmp_path / 'db'}")) as store:
         whole, broken = store.read, True
 
-        def read(run_id: str, after: int = 0) -> list[Event]:
+        def read(run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
             if broken:
                 raise StoreUnavailable("the disk is busy")
-            return whole(run_id, after)
+            return whole(run_id, after, limit)
 
         store.read = read  # type: ignore[method-assign]
         kin = ChildAgents(store, {Served("parent", "1"): parent}, 1000)

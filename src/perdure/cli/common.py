@@ -258,6 +258,14 @@ def out_exact(data: bytes) -> None:
     stream.buffer.write(data + b"\n" if stream.isatty() else data)
 
 
+SHOWN = 200  # how many events, calls, approvals or children a terminal shows without --all
+
+
+def most_shown() -> int:
+    """How many lines of a kind to show: on a terminal SHOWN, in a file or a pipe all."""
+    return SHOWN if sys.stdout.isatty() else sys.maxsize
+
+
 def note(line: str) -> None:
     """Print a line of progress or advice on stderr. If stderr is closed, drop the line: the work must continue."""
     try:

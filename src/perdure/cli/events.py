@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -15,39 +16,81 @@ from perdure.inspect.timeline import Timeline
 from perdure.inspect.view import loader, require
 from perdure.store.api import FINISHED
 
-POLL_S = 0.05
+POLL_S = 0.25
+PAGE = 500
 
 
 @click.command("events")
 @common.run_argument
 @click.option("--follow", is_flag=True, help="Also print new events, until the run ends.")
+@click.option("-n", "--last", type=click.IntRange(min=0), metavar="N", help="Only the last N events.")
+@click.option("--all", "whole", is_flag=True, help=f"All events on a terminal, too. Without it, a terminal shows the last {common.SHOWN}.")
 @common.url_option
 @common.json_option
-def command(run_id: str, follow: bool, url: str | None, as_json: bool) -> None:
+def command(run_id: str, follow: bool, last: int | None, whole: bool, url: str | None, as_json: bool) -> None:
     """The journal of RUN, one line per event."""
-    with common.existing_runs(url) as store:
-        require(store, run_id)
+    if last is not None and whole:
+        raise click.UsageError("--last and --all exclude each other")
+    with common.existing_runs(url) as store, _waiting(store, run_id) as wait:
+        events = require(store, run_id).seq
+        first = 1 if whole else max(events - (common.most_shown() if last is None else last), 0) + 1
         timeline = Timeline(run_id, loader(store))
-        for event in _events(store, run_id, follow):
+        if first > 1 and last is None:
+            common.note(f"perdure: the last {common.SHOWN} of {events:,} events; all of them: --all")
+        for event, hash_ in _events(store, run_id, wait if follow else None, hashed=as_json):
+            if event.seq < first:
+                timeline.learn(event)
+                continue
             if as_json:
-                common.out_json(timeline.record(event, store.hash_at(run_id, event.seq)))
+                common.out_json(timeline.record(event, hash_))
             else:
                 common.out(common.clean(f"{event.seq:>5}  {iso(event.ts)[:23]}Z  {timeline.say(event)}"))
             if follow:
                 common.flush()
 
 
-def _events(store: Reading, run_id: str, follow: bool) -> Iterator[Event]:
+def _events(store: Reading, run_id: str, wait: Callable[[int], None] | None, *, hashed: bool) -> Iterator[tuple[Event, bytes]]:
+    """All events, with their hashes if `hashed`. With `wait`, also what comes later, until the run has ended."""
     seen = 0
     while True:
         version = store.version()
         row = require(store, run_id)
-        for event in store.read(run_id, seen):
-            seen = event.seq
-            yield event
+        while seen < row.seq:
+            # Page by page, so that the whole journal is never in memory.
+            events = store.read(run_id, seen, PAGE)
+            hashes = store.hashes(run_id, seen, len(events)) if hashed else [b""] * len(events)
+            for event, hash_ in zip(events, hashes, strict=True):
+                seen = event.seq
+                yield event, hash_
         # The row was read before the journal. So if the row says that the run is finished, this loop has yielded all
         # events.
-        if not follow or row.status in FINISHED:
+        if wait is None or row.status in FINISHED:
             return
-        while store.version() == version:
-            time.sleep(POLL_S)
+        wait(version)
+
+
+@contextmanager
+def _waiting(store: Reading, run_id: str) -> Iterator[Callable[[int], None]]:
+    """A function that waits until the run may have a new event. It gets the store's version before the last look."""
+    hinted, root = threading.Event(), run_id.partition("/")[0]
+    stop: Callable[[], None] | None = None
+
+    def moved(run_ids: Collection[str] | None) -> None:
+        if run_ids is None or any(other.partition("/")[0] == root for other in run_ids):
+            hinted.set()
+
+    def wait(version: int) -> None:
+        nonlocal stop
+        if stop is None:
+            # Only now, since most runs have ended. Look once more: an event may have come before this.
+            stop = store.watch(moved)
+            return
+        while not hinted.wait(POLL_S) and store.version() == version:
+            pass
+        hinted.clear()
+
+    try:
+        yield wait
+    finally:
+        if stop is not None:
+            stop()

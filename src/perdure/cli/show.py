@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from perdure.core import codec
 from perdure.core.approval import count_people
 from perdure.core.codec import Payload
 from perdure.core.prompt_deltas import is_request
-from perdure.core.state import AskState, CallState
+from perdure.core.state import AskState, CallState, ChildState
 from perdure.engine.api import Reading
 from perdure.errors import StoreCorrupt
 from perdure.inspect.cost import budget_view, budget_words, cost_with_children, cost_words
@@ -83,10 +84,13 @@ def _part(title: str, text: str, *more: str) -> Iterator[str]:
 @click.command("show")
 @common.run_argument
 @click.option("--prompt", "call", type=click.IntRange(min=1), metavar="CALL", help="Print the exact request of this model call instead.")
+@click.option(
+    "--all", "whole", is_flag=True, help=f"All calls on a terminal, too. Without it, a terminal shows the last {common.SHOWN} of a kind."
+)
 @click.option("--at", type=click.IntRange(min=1), metavar="SEQ", help="The state right after this event, instead of now.")
 @common.url_option
 @common.json_option
-def command(run_id: str, call: int | None, at: int | None, url: str | None, as_json: bool) -> None:
+def command(run_id: str, call: int | None, whole: bool, at: int | None, url: str | None, as_json: bool) -> None:
     """The state of RUN with all its calls, now or as of event SEQ; or what exactly a model was asked."""
     with common.existing_runs(url) as store:
         reading = read_run(store, run_id, at)
@@ -98,19 +102,24 @@ def command(run_id: str, call: int | None, at: int | None, url: str | None, as_j
             record = run_record(reading, loader(store), store.ledgers(run_id), store.family(run_id))
             common.out_json({**record, "unread": [unread_record(letter, loader(store)) for letter in unread]})
             return
-        cost, asks = _cost(reading, store), _asks(reading, loader(store))
+        most, state = sys.maxsize if whole else common.most_shown(), reading.state
+        cost, asks = _cost(reading, store), [_ask(ask, loader(store)) for ask in list(state.asks.values())[-most:]]
         steps = steps_of(reading.events, loader(store))
-        calls = [_cells(one, loader(store), steps) for one in reading.state.calls.values()]
+        calls = [_cells(one, loader(store), steps) for one in list(state.calls.values())[-most:]]
+        children = [_child(child) for child in list(state.children.values())[-most:]]
     signals = [f"signals  {line}" for line in strays(reading)]
     for line in [*_head(reading, url), *cost, *signals, *(f"late     {line}" for line in unread_words(unread))]:
         common.out(common.clean(line))
     if calls:
         common.out()
         common.table(("call", *(("step",) if steps else ()), "asked", "effect", "phase", "tries", "outcome", "key"), calls)
-    for title, cells in (("approval", asks), ("child", _children(reading))):
+    for title, cells in (("approval", asks), ("child", children)):
         if cells:
             common.out()
             common.table(("call", title, "asked", "outcome"), cells)
+    left_out = max(len(state.calls) - most, 0) + max(len(state.asks) - most, 0) + max(len(state.children) - most, 0)
+    if left_out:
+        common.note(f"perdure: {plural(left_out, 'earlier line')} left out; all of them: --all")
     stated = _stated(reading)
     if stated:
         common.out()
@@ -151,11 +160,8 @@ def _cost(reading: RunView, store: Reading) -> list[str]:
     return lines + [f"budget   {budget_words(budget_view(ledger), reading.row.run_id)}" for ledger in ledgers]
 
 
-def _asks(reading: RunView, load: Callable[[Payload], bytes]) -> list[tuple[str, ...]]:
-    return [
-        (str(ask.number), ask.request.approval, called(ask.request.action, ask.request.input, 50), _answer(ask, load))
-        for ask in reading.state.asks.values()
-    ]
+def _ask(ask: AskState, load: Callable[[Payload], bytes]) -> tuple[str, ...]:
+    return (str(ask.number), ask.request.approval, called(ask.request.action, ask.request.input, 50), _answer(ask, load))
 
 
 def _answer(ask: AskState, load: Callable[[Payload], bytes]) -> str:
@@ -163,6 +169,11 @@ def _answer(ask: AskState, load: Callable[[Payload], bytes]) -> str:
         votes = f", {count_people(ask.voters)} of {ask.request.quorum} have agreed" if ask.request.quorum > 1 else ""
         return f"pending: {people(ask.request.by)}{votes}"
     return verdict(ask, load)
+
+
+def _child(child: ChildState) -> tuple[str, ...]:
+    asked = called(f"{child.agent}@{child.version}", child.input, 50)
+    return (str(child.number), child.run_id, asked, outcome(child) if child.ended else "")
 
 
 def _stated(reading: RunView) -> list[tuple[str, ...]]:
@@ -174,13 +185,6 @@ def _stated(reading: RunView) -> list[tuple[str, ...]]:
         return rows
     half = _STATED_SHOWN // 2
     return [*rows[:half], ("…", f"{left_out:,} more: {shell.command('events', reading.row.run_id)}"), *rows[-half:]]
-
-
-def _children(reading: RunView) -> list[tuple[str, ...]]:
-    return [
-        (str(child.number), child.run_id, called(f"{child.agent}@{child.version}", child.input, 50), outcome(child) if child.ended else "")
-        for child in reading.state.children.values()
-    ]
 
 
 def _failed_where(reading: RunView) -> list[str]:

@@ -540,6 +540,8 @@ class RunCore:
                 self._pinned(tool)  # records an event if the tool has changed since this run first called it (T30)
         else:  # this worker has kept the machine since it parked the run: the tools are the same objects
             frontier = replay(self._machine, events, self._load, Frontier(self._asked, self._unwanted, []))
+        for number in [number for number in self._asked if number <= state.numbers and not state.is_open(number)]:
+            self._forget_arguments(number)
         open_before, known = list(state.open.values()), state.numbers
         yield from self._obey(frontier.pending)
         yield from self._read_answers()
@@ -1540,7 +1542,16 @@ class RunCore:
         self._events.append(event)
         if self._watch is not None:
             self._look_for_circles(event)
+        if call is not None and call in self._asked and not state.is_open(call):
+            self._forget_arguments(call)
         return event
+
+    def _forget_arguments(self, number: int) -> None:
+        """Keep the arguments of open calls alone: the journal has the others, and a run may make very many calls."""
+        del self._asked[number]
+        ended = self.state.calls.get(number)
+        if ended is not None:
+            ended.args = None
 
     def _look_for_circles(self, event: Event) -> None:
         if self._watch is not None:

@@ -127,7 +127,7 @@ class CallState(Struct, gc=False):
     tool: str
     effect: Effect
     recorded_key: str  # if empty, `keys` derives the key
-    args: Payload | None
+    args: Payload | None  # a worker forgets the arguments of calls that have ended: see RunCore._forget_arguments
     first_seq: int
     first_ts: int
     keys: CallKeys
@@ -287,6 +287,10 @@ class RunState(Struct, gc=False, eq=False):
     @property
     def finished(self) -> bool:
         return self.status in FINISHED
+
+    def is_open(self, number: int) -> bool:
+        """Does the run still wait for the end of this call, approval or child?"""
+        return number in self.open or number in self.alive or number in self.pending
 
     def apply(self, event: Event) -> None:
         """Fold the next event into the state."""

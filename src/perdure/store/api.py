@@ -10,7 +10,7 @@ file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
@@ -83,6 +83,13 @@ class RunRow(Struct, frozen=True, gc=False):
     # How many other runs the lost worker held: each of them may have killed it. For a suspect, only the other suspects
     # count.
     lost_with: int = 0
+
+
+class Watched(Struct, frozen=True, gc=False):
+    """What a caller that waits for a run looks at: the run's row, and the rows of the unfinished runs below it."""
+
+    row: RunRow
+    family: tuple[RunRow, ...] = ()
 
 
 class OpenAttempt(Struct, frozen=True, gc=False):
@@ -488,8 +495,26 @@ class Reading(Protocol):
     def family(self, run_id: str) -> list[RunRow]:
         """The unfinished runs below this run: its children, their children, and so on."""
 
-    def read(self, run_id: str, after: int = 0) -> list[Event]:
-        """The events with seq > after, in order. StoreCorrupt if an event cannot be decoded."""
+    def watched(self, run_ids: Collection[str], families: Collection[str]) -> dict[str, Watched]:
+        """These runs by id, read in one statement. A run that does not exist is not in the answer.
+
+        For the runs in `families`, which are some of `run_ids`, also the unfinished runs below them.
+        """
+
+    def watch(self, moved: Callable[[Collection[str] | None], None]) -> Callable[[], None]:
+        """Call `moved`, from any thread, soon after a commit, with the ids of the runs that have changed.
+
+        Returns a function that ends the calls. None instead of ids: any run may have changed.
+
+        A call of `moved` is only a hint: it may come late, more than once, or not at all. So a watcher also polls
+        `version`.
+        """
+
+    def read(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        """The events with seq > after, in order, at most `limit`. StoreCorrupt if an event cannot be decoded."""
+
+    def read_many(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
+        """Like `read` for several runs, in one statement: for each run id, the number of the last known event."""
 
     def current(self, run_ids: Sequence[str]) -> dict[str, Current]:
         """What these runs say and do now, in one query. A run that does not exist is not in the result.
@@ -501,6 +526,9 @@ class Reading(Protocol):
         """The rows exactly as they are stored, for verify."""
 
     def hash_at(self, run_id: str, seq: int) -> bytes: ...
+
+    def hashes(self, run_id: str, after: int, limit: int) -> list[bytes]:
+        """The hashes of the events with seq > after, in order, at most `limit`."""
 
     def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
         """The runs after the place `after`, in order and with their places; up to `newest`, only unfinished runs.

@@ -175,10 +175,14 @@ class Claims(Part):
         limits: Mapping[str, Queue] | None = None,
     ) -> list[Claimed]:
         if run_id is not None:
-            return self._claim_this(worker, served, run_id, now, limits or {})
-        if below is not None:
-            return self._claim_below(worker, served, below, limit, now)
-        return self._claim_by_turns(worker, served, limit, now, queues, limits or {})
+            claimed = self._claim_this(worker, served, run_id, now, limits or {})
+        elif below is not None:
+            claimed = self._claim_below(worker, served, below, limit, now)
+        else:
+            claimed = self._claim_by_turns(worker, served, limit, now, queues, limits or {})
+        if claimed and self._bell.watched:
+            self._bell.moved([one.lease.run_id for one in claimed])
+        return claimed
 
     def _claim_by_turns(
         self,

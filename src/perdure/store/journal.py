@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from perdure.store.rows import event_from
 
 _COMMITTED = Committed()
 LINK_EVERY = 8  # of the commits that release runs, the first and then each 8th links the journal-wide chain
+LAST_SEQ = (1 << 32) - 1  # no event has a higher number
 
 
 class Journal(Part):
@@ -40,6 +41,8 @@ class Journal(Part):
         )
         if concerns_others(batch, answers):
             self._bell.ring()
+        if self._bell.watched:
+            self._bell.moved({append.lease.run_id for append in batch})
         return answers
 
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
@@ -71,17 +74,21 @@ class Journal(Part):
         else:
             if concerns_others([head, *tail], [_COMMITTED, _COMMITTED]):
                 self._bell.ring()
+            if self._bell.watched:
+                self._bell.moved([head.lease.run_id])
             return answer
         raise error
 
-    def read(self, run_id: str, after: int = 0) -> list[Event]:
-        events = [event_from(run_id, row) for row in self._database.read("read_events", {"run_id": run_id, "after": after})]
-        for seq, event in enumerate(events, after + 1):
-            if event.seq != seq:
-                raise StoreCorrupt(
-                    f"event {seq} of run {run_id} is missing", hint=f"see what else is damaged: {shell.command('verify', run_id)}"
-                )
-        return events
+    def read(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        wanted = {"run_id": run_id, "after": after, "until": LAST_SEQ if limit is None else after + limit}
+        return _in_order(run_id, after, self._database.read("read_events", wanted))
+
+    def read_many(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
+        wanted = {"after": msgspec.json.encode(after).decode(), "limit": limit}
+        rows: dict[str, list[Row]] = {run_id: [] for run_id in after}
+        for run_id, *row in self._database.read("read_events_of_runs", wanted):
+            rows[run_id].append(tuple(row))
+        return {run_id: _in_order(run_id, after[run_id], rows[run_id]) for run_id in after}
 
     def stored(self, run_id: str) -> list[Stored]:
         return [Stored(*row) for row in self._database.read("stored_events", {"run_id": run_id})]
@@ -95,6 +102,9 @@ class Journal(Part):
             raise NotFound(f"run {run_id} has no event {seq}")
         found: bytes = rows[0][0]
         return found
+
+    def hashes(self, run_id: str, after: int, limit: int) -> list[bytes]:
+        return [row[0] for row in self._database.read("hashes_of_run", {"run_id": run_id, "after": after, "until": after + limit})]
 
     def _append_all(self, cursor: Cursor, batch: Sequence[Append], called_s: float) -> list[Appended]:
         answers: list[Appended] = []
@@ -174,6 +184,17 @@ class Journal(Part):
             else:
                 answers[place] = Refused(f"run {append.lease.run_id}: another worker has written event {append.expected_seq + 1}")
         return not absent  # False: the caller may append the same events again
+
+
+def _in_order(run_id: str, after: int, rows: Sequence[Row]) -> list[Event]:
+    """The events in these rows. StoreCorrupt if one of them is missing or cannot be decoded."""
+    events = [event_from(run_id, row) for row in rows]
+    for seq, event in enumerate(events, after + 1):
+        if event.seq != seq:
+            raise StoreCorrupt(
+                f"event {seq} of run {run_id} is missing", hint=f"see what else is damaged: {shell.command('verify', run_id)}"
+            )
+    return events
 
 
 def _advance(cursor: Cursor, append: Append, key: int, last_ts: int) -> Appended:

@@ -6,16 +6,16 @@ A dialect adds the database.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 import msgspec
 from msgspec import structs
 
 from perdure.core.events import RunFailed, StatusReported, ToolCallInitiated
-from perdure.store.api import Current, Filter, OpenAttempt, Place, RunRow, Status
+from perdure.store.api import Current, Filter, OpenAttempt, Place, RunRow, Status, Watched
 from perdure.store.approvals import Approvals
-from perdure.store.archive import JournalMove, Wholes
+from perdure.store.archive import JournalMove, Wholes, as_json
 from perdure.store.chain import JournalChain
 from perdure.store.claims import Claims
 from perdure.store.costs import Costs
@@ -62,6 +62,18 @@ class SqlStore(
     def family(self, run_id: str) -> list[RunRow]:
         return [listed_row(row) for row in self._database.read("family_of_run", {"run_id": run_id})]
 
+    def watched(self, run_ids: Collection[str], families: Collection[str]) -> dict[str, Watched]:
+        wanted = {"run_ids": as_json(sorted(run_ids)), "families": as_json(sorted(families))}
+        rows: dict[str, RunRow] = {}
+        below: dict[str, dict[str, RunRow]] = {}
+        for found in self._database.read("watched_runs", wanted):
+            watched = found[-1]
+            if found[0] == watched:
+                rows[watched] = run_row(found)
+            else:
+                below.setdefault(watched, {})[found[0]] = listed_row(found)
+        return {run_id: Watched(row, tuple(below.get(run_id, {}).values())) for run_id, row in rows.items()}
+
     def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
         places = {"after_commit": after[0], "after": after[1], "newest_commit": newest[0], "newest": newest[1]}
         rows = self._database.read("growing_runs", {**places, "limit": limit})
@@ -72,6 +84,9 @@ class SqlStore(
 
     def listen(self, ring: Callable[[], None]) -> Callable[[], None]:
         return self._bell.listen(ring)
+
+    def watch(self, moved: Callable[[Collection[str] | None], None]) -> Callable[[], None]:
+        return self._bell.watch(moved)
 
     @abstractmethod
     def facts(self) -> dict[str, str]:

@@ -34,11 +34,12 @@ from perdure.engine.api import Reading, RunResult, no_such_run
 from perdure.engine.clock import Clock
 from perdure.engine.local.attempts import is_inside_call
 from perdure.engine.local.sandbox import refuse_app
+from perdure.engine.local.watch import PAGE, Watch
 from perdure.engine.local.worker import Observer, Worker
 from perdure.engine.threads import ReadingThreads
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreUnavailable, UnknownAgent
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewRun, RunRow, Served, Status, Store
+from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewRun, RunRow, Served, Status, Store, Watched
 from perdure.store.open import is_postgres, open_store
 
 Created = tuple[RunRow, bool]
@@ -95,6 +96,7 @@ def _tell(created: asyncio.Future[Created], answer: Created | Exception) -> None
 
 log = logging.getLogger("perdure")
 T = TypeVar("T")
+_TRY_AGAIN_S = 1.0
 
 
 class LocalEngine:
@@ -120,6 +122,7 @@ class LocalEngine:
         self._starts = Starts(lambda: self.store)
         self._worker: Worker | None = None
         self._asking = ReadingThreads()
+        self._watch = Watch(lambda: self.store, self._ask, clock, settings.poll_s, self._reap)
         self._opening = asyncio.Lock()
         self._works: list[asyncio.Event] = []  # the stop event of each `work` under way
         self._ends_next = False  # `drain` was called while no `work` was under way: the next `work` ends at once
@@ -135,6 +138,7 @@ class LocalEngine:
 
     async def __aexit__(self, *exc: Any) -> None:
         try:
+            await self._watch.close()
             self.abort()
             async with self._opening:  # wait, if a new worker is just replacing another: the new one must end too
                 if self._worker is not None:
@@ -332,52 +336,72 @@ class LocalEngine:
         return RunResult(row, await self._patiently(run_id, lambda: self._load(body.output)))
 
     async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
-        since = asyncio.get_running_loop().time()
         row = await self._ask(lambda: self._row(run_id))
         while True:
-            for event in await self._patiently(run_id, partial(self.store.read, run_id, after)):
-                after, since = event.seq, asyncio.get_running_loop().time()
-                yield event
-            if row.status in FINISHED and after >= row.seq:
+            while after < row.seq:
+                for event in await self._patiently(run_id, partial(self.store.read, run_id, after, PAGE)):
+                    after = event.seq
+                    yield event
+            if row.status in FINISHED:
                 return
-            await self._change(0.5, since=since)
-            row = await self._patiently(run_id, lambda: self._row(run_id))
+            row, events = await self._watch.news(run_id, after)
+            for event in events:
+                after = event.seq
+                yield event
 
     async def _until_rest(self, run_id: str) -> RunRow:
         """Wait until the run has ended, or until the run, or a child for which it waits, needs a person.
 
         If the run is ready, or its worker has died, the run is driven in this process.
         """
-        began = asyncio.get_running_loop().time()
-        drained = self._worker if self._draining else None
-        row = await self._ask(lambda: self._row(run_id))
+        loop, drained = asyncio.get_running_loop(), self._worker if self._draining else None
+        refused: str | None = None  # the run's holder, if that worker is alive
+        beyond: set[tuple[str, int | None]] = set()  # the ready runs below that this process could not drive
+        not_before_s = 0.0  # until then (by the loop's clock), do not try again to drive the run
+        row, seen = await self._ask(lambda: self._row(run_id)), None
         while True:
+            now = self._clock.now()
             if row.status in FINISHED or (row.status == "needs_attention" and row.ready_at is None):
                 return row
-            if row.status == "waiting" and (stuck := await self._stuck_child(run_id)) is not None:
+            served, waiting = Served(row.agent, row.version) in self._agents, row.status == "waiting"
+            ready = served and (row.holder not in (None, refused) or _is_ready(row, now))
+            if seen is None and (waiting or not ready or not self._may_drive(drained)):
+                # Only now look at the family: most often, the run that a caller has just started is driven at once.
+                seen = await self._seen(run_id)
+                row = seen.row
+                continue
+            if seen is not None and waiting and (stuck := _stuck_child(seen.family)) is not None:
                 return stuck
-            now = self._clock.now()
-            ready = row.holder is not None or (row.ready_at is not None and row.ready_at <= now) or await self._has_work(run_id)
-            if Served(row.agent, row.version) in self._agents and ready and self._may_drive(drained):
-                try:
-                    worker = await self._working()
-                    row = await worker.drive_one(run_id, wait=True, by_turn=True)
-                    if row.status not in FINISHED:
-                        row = await self._patiently(run_id, lambda: self._row(run_id))
-                    # If the worker drains, drive_one returns at once: an immediate retry would block the drain.
-                    if not worker.draining:
-                        continue
-                except (AlreadyRunning, Conflict):
-                    pass  # another live worker holds the run, or was faster: wait for that worker
-                except StoreUnavailable as error:
-                    if not self.store.remote:
-                        raise
-                    log.warning("run %s: cannot be driven here: %s; trying again", run_id, error.in_full())
-            # If the run is ready in less than 1 s, wait until then. If the run is ready but cannot be claimed, wait
-            # the full second, or this would be a busy loop.
-            left_s = 0.0 if row.ready_at is None else (row.ready_at - self._clock.now()) / 1e6
-            await self._change(min(max(left_s, 0.005), 1.0) if left_s > 0 else 1.0, since=began, due=row.ready_at if left_s > 0 else None)
-            row = await self._patiently(run_id, lambda: self._row(run_id))
+            ready = ready or (served and seen is not None and not _ready_below(seen, now) <= beyond)
+            if ready and loop.time() >= not_before_s and self._may_drive(drained):
+                if (row := await self._drive_here(row)).status in FINISHED:
+                    return row
+                seen = await self._seen(run_id)
+                row, now = seen.row, self._clock.now()
+                refused, beyond = row.holder, _ready_below(seen, now)
+                # If the run is ready and could not be claimed, or the worker drains, an immediate retry would be a
+                # busy loop.
+                not_before_s = loop.time() + _TRY_AGAIN_S if self._draining or _is_ready(row, now) else 0.0
+                continue
+            assert seen is not None, run_id
+            times = [one.ready_at for one in (row, *seen.family) if one.ready_at is not None and one.ready_at > now]
+            due, again_s = min(times, default=None), max(not_before_s, loop.time() + _TRY_AGAIN_S)
+            held = served and row.holder is not None
+            seen = await self._watch.change(run_id, seen, due=due if served else None, until_s=again_s if ready else None, held=held)
+            row = seen.row
+
+    async def _drive_here(self, row: RunRow) -> RunRow:
+        """Drive the run, until it ends or waits. Returns at once if another worker holds the run or was faster."""
+        try:
+            # Not `wait`: this process waits for the run's timers in `_watch`, together with all other callers.
+            return await (await self._working()).drive_one(row.run_id, wait=False, by_turn=True)
+        except (AlreadyRunning, Conflict):
+            return row
+        except StoreUnavailable as error:
+            if not self.store.remote:
+                raise
+            log.warning("run %s: cannot be driven here: %s; trying again", row.run_id, error.in_full())
+            return row
 
     async def _patiently(self, run_id: str, question: Callable[[], T]) -> T:
         """The store's answer. During an outage of the database, ask again and again.
@@ -391,34 +415,15 @@ class LocalEngine:
                 log.warning("run %s: cannot look how it is: %s; trying again", run_id, error.in_full())
                 await asyncio.sleep(0.5)
 
-    async def _stuck_child(self, run_id: str) -> RunRow | None:
-        """A child that needs a person, if no run of the family can continue by itself. Else None."""
-        family = await self._patiently(run_id, lambda: self.store.family(run_id))
-        moving = any(row.holder is not None or row.ready_at is not None or row.status == "waiting_approval" for row in family)
-        return None if moving else next((row for row in family if row.status == "needs_attention"), None)
+    async def _seen(self, run_id: str) -> Watched:
+        found = (await self._patiently(run_id, lambda: self.store.watched([run_id], [run_id]))).get(run_id)
+        if found is None:
+            raise no_such_run(run_id, self.store)
+        return found
 
-    async def _has_work(self, run_id: str) -> bool:
-        """Is a run below this run ready and not held?"""
-        now = self._clock.now()
-        family = await self._patiently(run_id, lambda: self.store.family(run_id))
-        return any(row.holder is None and row.ready_at is not None and row.ready_at <= now for row in family)
-
-    async def _change(self, at_most_s: float, *, since: float, due: int | None = None) -> None:
-        """Wait until something may have been committed, or the time `due` has come, at most `at_most_s` seconds.
-
-        It polls often at first, and less often after a longer wait. So an answer is late by 2 % of the wait, or by 5 %
-        if each poll is a question to a server.
-        """
-        loop, store = asyncio.get_running_loop(), self.store
-        share, shortest_s = (20, 0.01) if store.remote else (50, 0.005)
-        version, until = store.version(), loop.time() + at_most_s
-        while store.version() == version and (now := loop.time()) < until:
-            # Poll: the bell does not ring for every commit.
-            if due is not None and due <= self._clock.now():
-                return  # this may come sooner than `until`, because the clock may jump
-            await asyncio.sleep(min(max((now - since) / share, shortest_s), self._settings.poll_s))
-            if store.remote:
-                return  # a remote store's version does not change at every commit of another process: the caller looks
+    async def _reap(self) -> None:
+        if self._worker is not None and not self._draining:
+            await self._worker.reap()
 
     def _row(self, run_id: str) -> RunRow:
         row = self.store.get(run_id)
@@ -433,6 +438,21 @@ class LocalEngine:
 
 # After these events a run continues. If the run was cancelled, it continues with the status "cancelling".
 _GO_ON = (RunRequeued, RunUnpaused, ToolCallResolved)
+
+
+def _is_ready(row: RunRow, now: int) -> bool:
+    return row.holder is None and row.ready_at is not None and row.ready_at <= now
+
+
+def _ready_below(seen: Watched, now: int) -> set[tuple[str, int | None]]:
+    """The runs below this run that are ready and not held, each with the time since which it is ready."""
+    return {(row.run_id, row.ready_at) for row in seen.family if _is_ready(row, now)}
+
+
+def _stuck_child(family: Sequence[RunRow]) -> RunRow | None:
+    """A child that needs a person, if no run of the family can continue by itself. Else None."""
+    moving = any(row.holder is not None or row.ready_at is not None or row.status == "waiting_approval" for row in family)
+    return None if moving else next((row for row in family if row.status == "needs_attention"), None)
 
 
 class _AskedBefore(Exception):

@@ -425,7 +425,7 @@ class Worker:
         if self._goes_on_here(run_id):
             await self._wait_beside(run_id)
             return False
-        await self._reap()
+        await self.reap()
         family = await self._ask(lambda: self.store.family(run_id))
         ready = [one for one in (row, *family) if self._is_ready(one)]
         if self._is_ready(row):
@@ -474,17 +474,19 @@ class Worker:
         return row.run_id in self._drives or any(one.run_id in self._drives or one.holder is not None for one in family)
 
     async def _take_up(self, run_id: str, limits: Mapping[str, Queue] | None = None) -> RunRow:
-        """Claim the run by name, ready or not. If `limits` are given, the run's queue must have room."""
+        """Claim the run by name, ready or not. If `limits` are given, it must be ready, and its queue must have room."""
         while self.transacting:
             # A claim needs the write lock. A tool inside a transaction may have the lock for a long time, and the loop
             # must not wait for it.
             await self._nap(self.settings.poll_s)
         row = await self._row(run_id)
         self._check_served(row)
+        if limits is not None and row.holder is None and not self._is_ready(row):
+            return row  # only a run below it is ready; a claim of this run would only make its journal longer
         if row.status not in FINISHED and run_id not in self._drives:  # a run that is driven here needs no claim
             if row.holder is not None:
                 self._last_reap_s = float("-inf")  # the holder may be dead: reap now, not only after _REAP_EVERY_S
-                await self._reap()
+                await self.reap()
             served = list(self.agents)
             try:
                 claimed = await self._take(lambda: self.store.claim(self.id, served, 1, self.clock.now(), run_id=run_id, limits=limits))
@@ -587,7 +589,7 @@ class Worker:
 
     async def _claim(self) -> None:
         await self._claim_ready()
-        if await self._reap():  # reap after the first claim, because a reap is not urgent
+        if await self.reap():  # reap after the first claim, because a reap is not urgent
             await self._claim_ready()
 
     async def _claim_ready(self) -> None:
@@ -669,7 +671,7 @@ class Worker:
         self._last_kin_s = float("-inf")  # look again at once: these agents may have children of their own
         self._notice()
 
-    async def _reap(self) -> bool:
+    async def reap(self) -> bool:
         """Reap the runs of dead workers, and release the runs that this worker holds and does not drive.
 
         True: there was such a run.

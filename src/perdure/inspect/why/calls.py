@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from msgspec import Struct
@@ -216,23 +218,29 @@ class Done(Struct, frozen=True):
     cost: str | None
 
 
-def ended(scene: Scene) -> tuple[list[Done], list[Done]]:
-    """Two lists of calls, approvals and children, by call number: those that succeeded, and all others."""
+Ended = tuple[int, Callable[[], Done]]
+
+
+def ended(scene: Scene) -> tuple[list[Ended], list[Ended]]:
+    """Two lists of calls, approvals and children, by call number: those that succeeded, and all others.
+
+    Each entry has the number, and a function that describes it: of very many, only a few are shown.
+    """
     state = scene.reading.state
     asks = [ask for ask in state.asks.values() if ask.request.tool is None and not ask.pending]
     ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished)}
-    both: tuple[list[Done], list[Done]] = ([], [])
+    both: tuple[list[Ended], list[Ended]] = ([], [])
     undone = taken_back(state, scene.load)
     for call in state.calls.values():
         if call.ended:
-            both[call.phase == "failed"].append(_done(call, scene, undone.get(call.number)))
+            both[call.phase == "failed"].append((call.number, partial(_done, call, scene, undone.get(call.number))))
     for ask in asks:
-        both[ask.outcome != "approved"].append(_decided(ask, scene))
+        both[ask.outcome != "approved"].append((ask.number, partial(_decided, ask, scene)))
     for child in state.children.values():
         if child.ended is not None:
-            both[child.ended.status != "succeeded"].append(_returned(child, ends[child.number]))
+            both[child.ended.status != "succeeded"].append((child.number, partial(_returned, child, ends[child.number])))
     for some in both:
-        some.sort(key=lambda one: one.call)
+        some.sort(key=itemgetter(0))
     return both
 
 

@@ -19,6 +19,7 @@ from perdure.inspect.why.advice import AdviceStep
 from perdure.inspect.why.calls import (
     CallInDoubt,
     Done,
+    Ended,
     TopicSignals,
     cut_off,
     doubts,
@@ -181,9 +182,10 @@ def why(
     )
 
 
-def _ends(ended: list[Done]) -> list[Done]:
+def _ends(ended: list[Ended]) -> list[Done]:
     """All entries. If there are many: only the first FIRST_SHOWN and the last LAST_SHOWN."""
-    return ended if len(ended) <= FIRST_SHOWN + LAST_SHOWN + 1 else ended[:FIRST_SHOWN] + ended[-LAST_SHOWN:]
+    shown = ended if len(ended) <= FIRST_SHOWN + LAST_SHOWN + 1 else ended[:FIRST_SHOWN] + ended[-LAST_SHOWN:]
+    return [describe() for _, describe in shown]
 
 
 def _changed(scene: Scene) -> list[str]:

@@ -5,6 +5,10 @@ transactions contained NOTIFY, their commits would wait for each other. Only a w
 NOTIFY, and only one such statement at a time. The bell is only a hint. Behind a proxy that pools transactions, no bell
 is heard and no session lock is held: then every process polls a few times a second, and a dead worker is noticed when
 its lease runs out.
+
+Watchers are told about every commit that moves a run, and most such commits do not ring. So that these messages cost
+nothing while no process watches, a process that watches says so to all others (WATCHERS), again and again. Only then
+they tell it which runs have moved (MOVED), some milliseconds of commits in one message.
 """
 
 from __future__ import annotations
@@ -16,20 +20,25 @@ import select
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import psycopg
 
 from perdure.errors import StoreError
-from perdure.store.bell import Listeners, Ring
+from perdure.store.bell import Listeners, Moved, Ring, heard, told
 from perdure.store.liveness import closed_in_children
 from perdure.store.postgres.connect import Connection, RoundTripClock
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.queries import PostgresCursor
 
 log = logging.getLogger("perdure.store")
-CHANNEL = "perdure"
+# Rings; who watches; which runs have moved. Only a process that watches listens to the third.
+CHANNEL, WATCHERS, MOVED = "perdure", "perdure_watchers", "perdure_moved"
+_WATCHING, _WHO = "watching", "who?"
+_WATCHING_S = 15.0  # how long a process counts as watching after it has said so; it says so every _IDLE_S
+_MOVED_EVERY_S = 0.01
+_MOVED_BYTES = 7_000  # a notification has less than 8,000 bytes, with the schema's name and the token
 _IDLE_S = 5.0  # if there was no notification for this many seconds, the connection is tested
 _PROBE_S = 1.0
 _PROBES = 3
@@ -62,6 +71,11 @@ class NotifyBell:
         self._attending = threading.Event()
         self._missed = False  # a ring may have been missed
         self._ringing = False
+        self._moved: set[str] = set()  # runs that have moved since the watchers in other processes were last told
+        self._next_moved_s = 0.0
+        self._watched_until_s = 0.0  # until this time, a watcher in another process is known
+        self._watching = False  # this process has said that it watches, and hears which runs have moved
+        self._next_watching_s = 0.0
         self._wanted: set[str] = set()  # workers that need a session lock
         self._held: set[str] = set()
         self._untold: set[str] = set()  # workers that have a session lock, but whose row does not say so yet
@@ -74,6 +88,31 @@ class NotifyBell:
         self._start()
         self._attending.wait(_PROBE_S)  # wait for LISTEN, so that no ring after the return of this call is missed
         return stop
+
+    def watch(self, moved: Moved) -> Ring:
+        stop = self._own.watch(moved)
+        self._start()
+        self._poke()
+        self._attending.wait(_PROBE_S)
+
+        def end() -> None:
+            stop()
+            self._poke()
+
+        return end
+
+    @property
+    def watched(self) -> bool:
+        return self._own.watched or self._watched_until_s > time.monotonic()
+
+    def moved(self, run_ids: Collection[str]) -> None:
+        self._own.moved(run_ids)
+        if self._watched_until_s > time.monotonic():
+            with self._lock:
+                first = not self._moved
+                self._moved.update(run_ids)
+            if first:
+                self._poke()
 
     def ring(self) -> None:
         self._ring_here()
@@ -164,7 +203,7 @@ class NotifyBell:
             except Exception:  # a bug must not end the thread: no listener would ever be woken again
                 log.exception("the bell of %s failed; connecting again", self._connections.where)
             finally:
-                self.listening = False
+                self.listening = self._watching = False
                 self._held.clear()
                 if connection is not None:
                     connection.close()
@@ -177,6 +216,8 @@ class NotifyBell:
 
     def _attend(self, connection: Connection) -> None:
         """Listen, ring and hold locks, until the connection breaks."""
+        connection.execute(f"LISTEN {WATCHERS}".encode())
+        self._say(connection, WATCHERS, _WHO)
         connection.execute(f"LISTEN {CHANNEL}".encode())
         if not connection.direct and not self._is_ours(connection):
             connection.execute(b"UNLISTEN *")  # without this, the proxy's own connection would listen for ever
@@ -253,7 +294,14 @@ class NotifyBell:
     def _patience(self, quiet_since_s: float) -> float:
         with self._lock:
             undone = (self._wanted - self._held) | (self._wanted & self._untold)
-        return 0.5 if undone else max(_IDLE_S - (time.monotonic() - quiet_since_s), 0.0)
+            moved = bool(self._moved)
+        now_s = time.monotonic()
+        patience_s = 0.5 if undone else _IDLE_S - (now_s - quiet_since_s)
+        if moved:
+            patience_s = min(patience_s, self._next_moved_s - now_s)
+        if self._watching:
+            patience_s = min(patience_s, self._next_watching_s - now_s)
+        return max(patience_s, 0.0)
 
     def _serve(self, connection: Connection) -> None:
         """Send a ring, and take or free session locks, if a caller has asked for that meanwhile."""
@@ -277,13 +325,35 @@ class NotifyBell:
         for worker in self._held - wanted:
             connection.execute(_UNLOCK, (worker,))
             self._held.discard(worker)
+        self._serve_watchers(connection)
+
+    def _serve_watchers(self, connection: Connection) -> None:
+        now_s = time.monotonic()
+        if self._own.watched and not self._watching:
+            connection.execute(f"LISTEN {MOVED}".encode())
+            self._watching, self._next_watching_s = True, now_s
+            self._own.moved(None)  # what was committed before this LISTEN was not heard
+        elif self._watching and not self._own.watched:
+            connection.execute(f"UNLISTEN {MOVED}".encode())
+            self._watching = False
+        if self._watching and self._next_watching_s <= now_s:
+            self._say(connection, WATCHERS, _WATCHING)
+            self._next_watching_s = now_s + _IDLE_S
+        if self._moved and self._next_moved_s <= now_s:
+            with self._lock:
+                moved, self._moved = self._moved, set()
+            self._say(connection, MOVED, told(moved, _MOVED_BYTES))
+            self._next_moved_s = now_s + _MOVED_EVERY_S
+
+    def _say(self, connection: Connection, channel: str, words: str) -> None:
+        connection.execute(_NOTIFY, (channel, f"{self._words['ring']} {words}"))
 
     def _hears(self, connection: Connection, patience_s: float) -> bool:
         """Wait for a ring of another process, or for a call of `_poke`. True: there was a ring."""
         assert self._wake is not None
         # If a notification came with the answer to a statement, it is in the driver's memory, not in the socket.
         if notes := list(connection.notifies(timeout=0)):
-            return self._is_ring(notes)
+            return self._has_rung(notes)
         waiting = select.poll()
         waiting.register(connection.fileno(), select.POLLIN)
         waiting.register(self._wake[0], select.POLLIN)
@@ -292,10 +362,26 @@ class NotifyBell:
             self._drain_wake()
         if connection.fileno() not in ready:
             return False
-        return self._is_ring(list(connection.notifies(timeout=0)))
+        return self._has_rung(list(connection.notifies(timeout=0)))
 
-    def _is_ring(self, notes: list[psycopg.Notify]) -> bool:
-        return any(note.payload.startswith(f"{self._schema} ") and not note.payload.endswith(self._token) for note in notes)
+    def _has_rung(self, notes: list[psycopg.Notify]) -> bool:
+        """Is one of the notifications a ring? The others are told to whom they concern."""
+        rung = False
+        for note in notes:
+            # The schema's name, then a token of the sender. What a process says itself, and what concerns another
+            # schema, does not count.
+            if not note.payload.startswith(f"{self._schema} ") or note.payload.startswith(self._words["ring"]):
+                continue
+            words = note.payload.removeprefix(f"{self._schema} ").partition(" ")[2]
+            if note.channel == CHANNEL:
+                rung = True
+            elif note.channel == MOVED:
+                self._own.moved(heard(words))
+            elif words == _WATCHING:
+                self._watched_until_s = time.monotonic() + _WATCHING_S
+            elif words == _WHO:
+                self._next_watching_s = 0.0
+        return rung
 
     def _ask(self, connection: Connection) -> None:
         asking = RoundTripClock()

@@ -119,6 +119,8 @@ class PostgresJournal(Journal):
             if not isinstance(answer, psycopg.Error):
                 committed = written(answer)
                 self._database.committed_since(sent_s)
+                if self._bell.watched:
+                    self._bell.moved({append.lease.run_id for append in sent_appends})
             heard: list[Appended | None] = [_COMMITTED if id(append) in committed else None for append in sent_appends]
             self._forget(sent_appends, heard)
             done(heard)

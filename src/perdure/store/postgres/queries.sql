@@ -186,7 +186,22 @@ FROM jsonb_array_elements_text(:runs::jsonb) AS w (run_id) JOIN perdure_runs AS 
 -- name: read_events
 -- Read `data` as bytes: these are the very bytes that were hashed.
 SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
-FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after ORDER BY seq
+FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after AND seq <= :until ORDER BY seq
+
+-- name: read_events_of_runs
+-- At most :limit events of each run; :after is a JSON object with the number of the last event that the reader has.
+SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8')
+FROM jsonb_each_text(:after::jsonb) AS w (run_id, after) JOIN perdure_runs AS r ON r.run_id = w.run_id
+    JOIN perdure_events AS e ON e.run = r.id AND e.seq > w.after::bigint AND e.seq <= w.after::bigint + :limit::bigint
+ORDER BY e.run, e.seq
+
+-- name: watched_runs
+-- Each watched run; and the unfinished runs below the runs in :families. The last column is the watched run.
+SELECT {run}, run_id FROM perdure_runs WHERE run_id = ANY (ARRAY(SELECT jsonb_array_elements_text(:run_ids::jsonb)))
+UNION ALL
+SELECT {run}, watched
+FROM jsonb_array_elements_text(:families::jsonb) AS w (watched) JOIN perdure_runs ON run_id > watched || '/' AND run_id < watched || '0'
+WHERE status NOT IN ('succeeded', 'failed', 'cancelled')
 
 -- name: first_events
 SELECT run, seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
@@ -198,6 +213,9 @@ FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run
 
 -- name: hash_at
 SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND seq = ?
+
+-- name: hashes_of_run
+SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after AND seq <= :until ORDER BY seq
 
 -- name: growing_runs
 -- The new runs, and the unfinished runs: see Reading.growing. A run gets its transaction number before its commit. So

@@ -107,6 +107,8 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
         answers = super().append(batch)
         if concerns_others(batch, answers):
             self._notify.ring()
+        if self._notify.watched:
+            self._notify.moved({append.lease.run_id for append in batch})
         return answers
 
     def version(self) -> int:

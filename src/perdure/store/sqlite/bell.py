@@ -1,7 +1,7 @@
 """The bell of a database file: every listener has its own named pipe, in the folder of the workers' locks.
 
-To ring the bell, a process writes one byte into each pipe. A pipe that no process has open belongs to a dead process:
-the process that rings removes such a pipe.
+To ring the bell, a process writes one byte into each pipe. Into the pipe of a watcher, it writes the ids of the runs
+that have moved. A pipe that no process has open belongs to a dead process: the process that rings removes such a pipe.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import stat
 import threading
 import time
 import uuid
+from collections.abc import Callable, Collection
 
 from perdure.errors import StoreUnavailable
-from perdure.store.bell import Listeners, Ring, call
+from perdure.store.bell import Listeners, Moved, Ring, call, heard, told
 from perdure.store.liveness import closed_in_children
 from perdure.store.private_folder import FILE_FLAGS, PrivateFolder
 
 log = logging.getLogger("perdure.store")
-_SUFFIX = ".bell"
+_BELL, _WATCH = ".bell", ".watch.bell"  # a ring reaches both
 _PIPE_BYTES = 65_536  # the capacity of a pipe: one read empties the pipe, however often the bell was rung
+_ATOMIC_BYTES = 4_096  # PIPE_BUF: so much is written whole or not at all, so that messages of two processes never mix
 _SETTLED_NS = 1_000_000_000
+_LOOK_S = 0.05  # how often a process that commits looks for new watchers: the look costs two system calls
 
 
 class PipeBell:
@@ -35,11 +38,25 @@ class PipeBell:
         self._pipes: dict[str, _Pipe] = {}
         self._complained = False
         self._listed: tuple[int, list[str]] = (-1, [])  # a cache: the folder's mtime, and the pipes at that time
+        self._watching: list[str] = []  # the pipes of watchers in other processes, as of the last look
+        self._look_again_s = 0.0
 
     def listen(self, ring: Ring) -> Ring:
-        stop_own = self._own.listen(ring)
+        return self._with_pipe(self._own.listen(ring), _BELL, lambda _: ring())
+
+    def watch(self, moved: Moved) -> Ring:
+        def tell(messages: bytes) -> None:
+            # A message ends with a NUL. If one of them names no run, any run may have moved. The same is true if the
+            # pipe was full: then messages were lost.
+            named = [heard(message.decode("utf-8", "replace")) for message in messages.split(b"\0")[:-1]]
+            full = len(messages) > _PIPE_BYTES - _ATOMIC_BYTES
+            moved(None if full or None in named else {run_id for ids in named for run_id in ids or ()})
+
+        return self._with_pipe(self._own.watch(moved), _WATCH, tell)
+
+    def _with_pipe(self, stop_own: Ring, suffix: str, tell: Callable[[bytes], None]) -> Ring:
         try:
-            pipe = _Pipe(self._folder, ring)
+            pipe = _Pipe(self._folder, suffix, tell)
         except (OSError, StoreUnavailable) as error:
             if not self._complained:
                 self._complained = True
@@ -57,17 +74,42 @@ class PipeBell:
 
     def ring(self) -> None:
         self._own.ring()
-        try:
-            with self._folder.opened() as folder:
-                for name in self._others(folder):
-                    self._ring_pipe(folder, name)
-        except (OSError, StoreUnavailable):
-            pass  # if there is no folder, there are no listeners; after any other error the listeners still poll
+        self._write(_BELL, b"\0")
+
+    @property
+    def watched(self) -> bool:
+        return self._own.watched or bool(self._watchers())
+
+    def moved(self, run_ids: Collection[str]) -> None:
+        self._own.moved(run_ids)
+        if self._watchers():
+            self._write(_WATCH, told(run_ids, _ATOMIC_BYTES - 1).encode("utf-8", "replace") + b"\0")
 
     def close(self) -> None:
         self._own.close()
         while self._pipes:
             self._pipes.popitem()[1].stop()
+
+    def _write(self, suffix: str, message: bytes) -> None:
+        try:
+            with self._folder.opened() as folder:
+                for name in self._others(folder):
+                    if name.endswith(suffix):
+                        self._write_pipe(folder, name, message)
+        except (OSError, StoreUnavailable):
+            pass  # if there is no folder, there are no listeners; after any other error the listeners still poll
+
+    def _watchers(self) -> list[str]:
+        """The pipes of watchers in other processes. The list may be _LOOK_S old."""
+        now_s = time.monotonic()
+        if now_s >= self._look_again_s:
+            self._look_again_s = now_s + _LOOK_S
+            try:
+                with self._folder.opened() as folder:
+                    self._watching = [name for name in self._others(folder) if name.endswith(_WATCH)]
+            except (OSError, StoreUnavailable):
+                self._watching = []
+        return self._watching
 
     def _others(self, folder: int) -> list[str]:
         """The pipes of other processes, and of other stores in this process."""
@@ -75,14 +117,14 @@ class PipeBell:
         if self._listed[0] == changed_at:
             names = self._listed[1]
         else:
-            names = [name for name in os.listdir(folder) if name.endswith(_SUFFIX)]
+            names = [name for name in os.listdir(folder) if name.endswith(_BELL)]
             # File times are coarse: if a pipe is created right after the last change, the folder may keep the same
             # mtime. So cache the list only some time after the last change, or such a pipe would never be found.
             if abs(time.time_ns() - changed_at) > _SETTLED_NS:
                 self._listed = (changed_at, names)
         return [name for name in names if name not in self._pipes]
 
-    def _ring_pipe(self, folder: int, name: str) -> None:
+    def _write_pipe(self, folder: int, name: str, message: bytes) -> None:
         try:
             descriptor = os.open(name, os.O_WRONLY | FILE_FLAGS, dir_fd=folder)
         except OSError as error:
@@ -92,7 +134,7 @@ class PipeBell:
         try:
             status = os.fstat(descriptor)
             if stat.S_ISFIFO(status.st_mode) and self._folder.is_trusted(status):
-                os.write(descriptor, b"\0")
+                os.write(descriptor, message)
         except OSError:
             pass  # the pipe is full, so its listener will be rung anyway; or its process has just died
         finally:
@@ -102,11 +144,11 @@ class PipeBell:
 class _Pipe:
     """One listener's pipe, and the thread that reads from it."""
 
-    def __init__(self, folder: PrivateFolder, ring: Ring) -> None:
+    def __init__(self, folder: PrivateFolder, suffix: str, tell: Callable[[bytes], None]) -> None:
         token = uuid.uuid4().hex
-        self.name = f"{token}{_SUFFIX}"
+        self.name = f"{token}{suffix}"
         self._folder = folder
-        self._ring = ring
+        self._tell = tell
         self._stopped = False
         self._closing = threading.Lock()
         with folder.opened(create=True) as opened:
@@ -141,11 +183,11 @@ class _Pipe:
         while not self._stopped:
             waiting.poll()
             try:
-                os.read(self._descriptor, _PIPE_BYTES)
+                messages = os.read(self._descriptor, _PIPE_BYTES)
             except BlockingIOError:
                 continue
             if not self._stopped:
-                call(self._ring)
+                call(self._tell, messages)
         # Close the pipe here, not in `stop`: if it were closed while this thread polls, the descriptor could become
         # another file.
         with self._closing:

@@ -125,8 +125,24 @@ WHERE w.holder IS NOT NULL AND (e.data LIKE '{"type":"tool\_call\_initiated"%' E
 -- more.
 SELECT seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB)
 FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + :after
-    AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + 4294967296
+    AND id <= (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + :until
 ORDER BY id
+
+-- name: read_events_of_runs
+-- At most :limit events of each run; :after is a JSON object with the number of the last event that the reader has.
+SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, CAST(e.data AS BLOB)
+FROM json_each(:after) AS w CROSS JOIN perdure_runs AS r ON r.run_id = w.key
+    CROSS JOIN perdure_events AS e ON e.id > (r.id << 32) + w.value AND e.id <= (r.id << 32) + w.value + :limit
+ORDER BY e.id
+
+-- name: watched_runs
+-- Each watched run; and the unfinished runs below the runs in :families. The last column is the watched run.
+SELECT {run}, watched
+FROM (SELECT value AS watched FROM json_each(:run_ids)) CROSS JOIN perdure_runs ON run_id = watched
+UNION ALL
+SELECT {run}, watched
+FROM (SELECT value AS watched FROM json_each(:families)) CROSS JOIN perdure_runs ON run_id > watched || '/' AND run_id < watched || '0'
+WHERE status NOT IN ('succeeded', 'failed', 'cancelled')
 
 -- name: first_events
 SELECT id >> 32, seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB)
@@ -143,6 +159,11 @@ ORDER BY id
 
 -- name: hash_at
 SELECT hash FROM perdure_events WHERE id = (SELECT id << 32 FROM perdure_runs WHERE run_id = ?) + ?
+
+-- name: hashes_of_run
+SELECT hash FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + :after
+    AND id <= (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + :until
+ORDER BY id
 
 -- name: growing_runs
 -- The new runs (after :newest), and the unfinished runs: see Reading.growing. A place is (0, id): with one writer at a
