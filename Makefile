@@ -57,7 +57,7 @@ LOCK := UV_INDEX= UV_FIND_LINKS= $(UV) pip compile --quiet --upgrade --universal
 
 lock: $(BOOTED) ## resolve the dependencies again: requirements.lock to run, -dev.lock to develop, -boot.lock for uv itself
 	@$(LOCK) pyproject.toml --group build --output-file requirements.lock
-	@$(LOCK) pyproject.toml --group build --extra dev --extra postgres --extra anthropic --extra openai --extra mcp --extra prices --constraints requirements.lock --output-file requirements-dev.lock
+	@$(LOCK) pyproject.toml --group build --extra dev --extra postgres --extra anthropic --extra openai --extra mcp --extra prices --extra s3 --constraints requirements.lock --output-file requirements-dev.lock
 	@$(LOCK) --group boot --output-file requirements-boot.lock
 
 clean: ## remove everything that make has created

@@ -15,6 +15,7 @@ from perdure.core.retry import Retry
 from perdure.core.state import CallState, RunState
 from perdure.errors import (
     AlreadyRunning,
+    ArtifactNotSaved,
     BudgetExceeded,
     ChildFailed,
     Conflict,
@@ -50,7 +51,7 @@ from perdure.errors import (
 from perdure.run import Run
 from perdure.settings import Queue, Settings
 from perdure.store.api import ApprovalRow, CostRow
-from perdure.tool import Call, Outcome, Tool, tool
+from perdure.tool import Artifact, Call, Outcome, Tool, tool
 from perdure.undo import UndoPlan
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ __all__ = [
     "AlreadyRunning",
     "Approval",
     "ApprovalRow",
+    "Artifact",
+    "ArtifactNotSaved",
     "Budget",
     "BudgetExceeded",
     "Call",

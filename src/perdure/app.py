@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import os
 import time
@@ -14,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from perdure import shell
 from perdure.agent import Agent, AgentInput
-from perdure.config import load_settings
+from perdure.config import checked_place, load_settings
 from perdure.control import NOTHING, Control, check_tenant, known_name, plain_text, role_names
 from perdure.core import codec, identity
 from perdure.core.approval import ApprovalStatus, Vote
@@ -28,6 +29,7 @@ from perdure.core.events import Event, FailureKind, Limits, Reason, RunCreated, 
 from perdure.core.state import RunState, fold
 from perdure.core.times import LATEST_US, micros_of, utc_within
 from perdure.engine.api import Engine, Reading, no_such_run
+from perdure.engine.artifacts import RunVault
 from perdure.engine.clock import Clock
 from perdure.engine.local.sandbox import refuse_app
 from perdure.engine.local.worker import Observer
@@ -47,6 +49,7 @@ from perdure.errors import (
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, Current, Filter, NewRun, RunRow, Served
 from perdure.store.url import shown_url
+from perdure.tool.artifact import Artifact, ids_in, in_call, pointers_in
 from perdure.undo import Undoer, UndoPlan, undoable
 
 if TYPE_CHECKING:
@@ -176,8 +179,9 @@ class Perdure:
     Without `settings` the app reads the same settings as the command line: PERDURE_… in the environment, then
     perdure.toml or [tool.perdure] in the current folder. `url` replaces the URL in the settings. `queues` are the
     queues that `work` serves; None: all queues. `audit_log` is a file that gets a line for each event. After each
-    commit, every function in `observers` is called with the id of the run and the new events. `clock` is for tests. No
-    run is driven in this process before `run`, `drive`, `undo`, `work` or a handle's `result` is called.
+    commit, every function in `observers` is called with the id of the run and the new events. `clock` is for tests.
+    `artifacts` replaces the place for large artifacts in the settings: file:///folder or s3://bucket/prefix. No run is
+    driven in this process before `run`, `drive`, `undo`, `work` or a handle's `result` is called.
     """
 
     def __init__(
@@ -190,12 +194,15 @@ class Perdure:
         observers: Sequence[Observer] = (),
         clock: Clock | None = None,
         queues: Sequence[str] | None = None,
+        artifacts: str | None = None,
     ) -> None:
         if url is not None and not isinstance(url, str):
             raise InvalidInput(f"Perdure({shown(url)}): a URL is text, such as 'sqlite:///perdure.db'")
         if settings is not None and not isinstance(settings, Settings):
             raise InvalidInput(f"Perdure(settings={shown(settings)}): settings are one object, such as Settings(lease_s=10)")
         self.settings = settings or load_settings({}, os.environ, Path.cwd())
+        if artifacts is not None:
+            self.settings = structs.replace(self.settings, artifacts=checked_place(artifacts, "Perdure(artifacts=…)"))
         self.url = url or self.settings.url
         self.versions = _by_version(agents)
         # If `agents` has several versions of an agent, `start` uses the last version.
@@ -329,7 +336,16 @@ class Perdure:
             key_scheme=identity.KEY_SCHEME,
             key_namespace=self.settings.key_namespace,
         )
-        new = NewRun(run_id, created, self.clock.new_id(), now, codec.digest(encoded_input), () if blob is None else (blob,))
+        new = NewRun(
+            run_id,
+            created,
+            self.clock.new_id(),
+            now,
+            codec.digest(encoded_input),
+            () if blob is None else (blob,),
+            artifacts=tuple(ids_in(encoded_input)),
+            needed_artifacts=tuple(artifact.id for artifact in pointers_in(encoded_input)),
+        )
         row, is_new = await self.engine.start(new)
         if not is_new:
             _same_run(row, agent.name, tenant, actor, new.input_digest)
@@ -733,7 +749,11 @@ class Handle:
         row = found.row
         if found.output is not None:
             agent = self._app.versions.get(Served(row.agent, row.version)) or self._app.agents.get(row.agent)
-            return codec.decode(found.output) if agent is None else agent.decode_result(found.output)
+            token = in_call.set(self._vault())  # artifacts in the result can be opened through this app
+            try:
+                return codec.decode(found.output) if agent is None else agent.decode_result(found.output)
+            finally:
+                in_call.reset(token)
         if row.status == "failed":
             raise RunFailed(self.id, row.error or "failed")
         if row.status == "cancelled":
@@ -741,6 +761,24 @@ class Handle:
         raise NeedsAttention(
             row.run_id, f"needs attention: {row.error or row.waiting_for}", hint=f"what to do: {shell.command('why', row.run_id)}"
         )
+
+    def artifact(self, pointer: Artifact | dict[str, Any]) -> Artifact:
+        """An artifact that this run may open, so that it can be opened here: `await handle.artifact(pointer).read()`.
+
+        `pointer` is an Artifact, or its JSON value. Artifacts in what `result` returns can be opened without this, if
+        the agent declares their type. NotFound comes when it is opened, if this run may not open it.
+        """
+        fields = pointer if isinstance(pointer, dict) else dataclasses.asdict(pointer)
+        token = in_call.set(self._vault())
+        try:
+            return Artifact(**fields)
+        except TypeError:
+            raise InvalidInput(f"{shown(pointer)} is not the pointer of an artifact: uri, sha256, size, content_type") from None
+        finally:
+            in_call.reset(token)
+
+    def _vault(self) -> RunVault:
+        return RunVault(self._app.reading, self.id, self._app._asking.ask, self._tenant)
 
     async def events(self, after: int = 0) -> list[Event]:
         """The events of the run with a number above `after`."""

@@ -27,6 +27,7 @@ PREFIX = "PERDURE_"
 _TYPES = get_type_hints(Settings, include_extras=True)
 _NAMES = frozenset(Settings.__struct_fields__)
 _QUEUE_TYPES = get_type_hints(Queue, include_extras=True)
+_PLACE = re.compile(r"file:///[^?#\0]+|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#\0]*)?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 # These parameters of a URL decide which secrets the client reveals to the server. A settings file in the current
 # folder may come from another person, and could send the user's PGPASSWORD in clear text to any server. The only
@@ -136,6 +137,8 @@ def _checked(given: _Given) -> Any:
             return text and check_id(text, f"{given.source}: the namespace")
         case "webhook_hosts":
             return _hosts(given)
+        case "artifacts":
+            return checked_place(_converted(given, _TYPES[given.name]), given.source)
         case _:
             return _converted(given, _TYPES[given.name])
 
@@ -186,6 +189,13 @@ def _people(role: str, people: Any, given: _Given) -> tuple[str, ...]:
         rule = f'a list of names, such as ["ann", "bob"], the role and each name of {A_NAME}'
         raise _refusal(given._replace(value=people, source=source), rule)
     return tuple(dict.fromkeys(people))
+
+
+def checked_place(text: str, source: str) -> str:
+    """The URL of the place for artifacts, or empty text. InvalidInput names the source of a wrong URL."""
+    if not isinstance(text, str) or (text and _PLACE.fullmatch(text) is None):
+        raise InvalidInput(f"{source} is {text!r:.80}; it must be the URL of a place: file:///absolute/folder or s3://bucket/prefix")
+    return text
 
 
 def _hosts(given: _Given) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ PerdureError
 │   ├── NotSent             proof that nothing left the process: safe to try again
 │   ├── NotReady            this process cannot make the call: the run waits for a person
 │   ├── RetryLater          the service refused for now; try again after `after` seconds
-│   └── Fatal               another attempt would fail too
+│   ├── Fatal               another attempt would fail too
+│   └── ArtifactNotSaved    call.save could not store the bytes; the tool may have acted before
 ├── seen by agents
 │   ├── PlanFailed          a plan stopped at a step; the message lists the steps that are done, undone or never begun
 │   └── ToolFailed          a call failed and is not tried again; the same on replay
@@ -197,6 +198,18 @@ class RetryLater(PerdureError):
 
 class Fatal(PerdureError):
     """Raised by a tool: another attempt would fail too."""
+
+
+class ArtifactNotSaved(PerdureError):
+    """`call.save` could not store the bytes: they are too large, or the place for them cannot be reached.
+
+    The tool may have acted before it wanted to save. So if the tool does not catch this exception, a `once` or `keyed`
+    call is in doubt, and does not count as failed. `final`: another attempt would fail too.
+    """
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final
 
 
 class PlanFailed(PerdureError):

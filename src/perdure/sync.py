@@ -21,6 +21,7 @@ from perdure.engine.clock import Clock
 from perdure.engine.local.sandbox import refuse_app
 from perdure.errors import InvalidInput, PerdureError
 from perdure.settings import Settings
+from perdure.tool.artifact import Artifact
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,8 +72,9 @@ class Perdure:
         audit_log: Path | str | None = None,
         clock: Clock | None = None,
         queues: Sequence[str] | None = None,
+        artifacts: str | None = None,
     ) -> None:
-        options: dict[str, Any] = {"settings": settings, "audit_log": audit_log, "clock": clock, "queues": queues}
+        options: dict[str, Any] = {"settings": settings, "audit_log": audit_log, "clock": clock, "queues": queues, "artifacts": artifacts}
         self._make: Callable[[], asynchronous.Perdure] = lambda: asynchronous.Perdure(url, agents, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: asynchronous.Perdure | None = None
@@ -194,6 +196,10 @@ class Handle:
     result = _of_handle(asynchronous.Handle.result)
     events = _of_handle(asynchronous.Handle.events)
     state = _of_handle(asynchronous.Handle.state)
+
+    def artifact(self, pointer: Artifact | dict[str, Any]) -> Artifact:
+        """An artifact that this run may open: `with handle.artifact(pointer).open() as file`, or `.read().wait()`."""
+        return self._handle.artifact(pointer)
 
     def follow(self, after: int = 0) -> Iterator[Event]:
         """Yields the events of the run as they arrive, until the run has ended: `for event in handle.follow():`."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.conformance.suite_artifacts import ArtifactConformance
 from tests.conformance.suite_moving import MovingConformance
 from tests.conformance.suite_queues import QueueConformance
 from tests.conformance.suite_suspects import SuspectConformance
@@ -48,7 +49,7 @@ RELEASED = RunReleased("waiting", "a signal")
 ROWS = [None, RowChange("running"), RowChange("waiting", release=True)]
 
 
-class StoreConformance(QueueConformance, SuspectConformance, WaitingConformance, MovingConformance):
+class StoreConformance(ArtifactConformance, QueueConformance, SuspectConformance, WaitingConformance, MovingConformance):
     """Subclass it with a `make_store` fixture: a function that opens a new, empty store."""
 
     @pytest.fixture

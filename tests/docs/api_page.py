@@ -48,7 +48,8 @@ INSIDE: Mapping[str, str] = {
     "AgentInput": "agent encoded",
     "Approval": "check_for request",
     "ApprovalRow": "standing",
-    "Call": "outside add_usage ask_to_stop",
+    "Artifact": "id",
+    "Call": "outside add_usage ask_to_stop vault",
     "CallState": "may_cost cost_if keys recorded_key estimate unsettled reserved",
     "Circles": "usd_micros",
     "Handle": "row",
@@ -67,7 +68,7 @@ INSIDE: Mapping[str, str] = {
 }
 
 # Classes that users do not make themselves, or under which name an example of them goes.
-MADE = frozenset("Agent Tool Run Handle Call McpServer RunStatus".split())
+MADE = frozenset("Agent Artifact Tool Run Handle Call McpServer RunStatus".split())
 INSTANCES = {"Agent": "my_agent", "Tool": "my_tool", "Perdure": "app", "McpServer": "server"}
 
 KINDS: Mapping[str, tuple[Any, str]] = {
@@ -124,7 +125,7 @@ async def ask_first(run: Run, order: str) -> str:
         "Call and Outcome",
         "What the function of a tool is told about its call, and what a reconcile hook answers. "
         "More: [tools and effects](tools-and-effects.md).",
-        "Call Outcome Usage",
+        "Call Outcome Usage Artifact",
         """\
 @tool(effect="once", timeout=10)
 def send_letter(order: str, call: Call) -> str:

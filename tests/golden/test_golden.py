@@ -23,10 +23,10 @@ import perdure
 from perdure import Perdure
 from perdure.agent import Agent
 from perdure.core import codec, identity
-from perdure.core.events import AnyBody, encode_body
+from perdure.core.events import AnyBody, encode_body, payloads
 from perdure.core.state import fold
 from perdure.inspect.replay import Same, compare
-from perdure.inspect.verify import Verdict, payloads, verify_journal, verify_run
+from perdure.inspect.verify import Verdict, verify_journal, verify_run
 from perdure.store.api import FINISHED, Filter, Store, Stored
 from perdure.store.open import open_store
 

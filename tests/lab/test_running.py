@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.lab.matrices import about, advice, matrix, rules
 
-from perdure import Call, Outcome, Run, Settings, agent, tool
+from perdure import Artifact, Call, Outcome, Run, Settings, agent, tool
 from perdure.core.events import OF_MODEL
 from perdure.errors import InvalidInput, RunFailed
 from perdure.models import Model, OpenAI, Price, Scripted
@@ -72,6 +72,33 @@ def test_what_follows_from_the_id_of_a_trial_makes_no_difference() -> None:
     assert report.baseline.same_output
     assert not any("different calls" in remark for remark in report.baseline.remarks)
     assert [(trial.outcome, trial.output_equal) for trial in report.trials] == [("ok", True)]
+
+
+@tool(effect="idempotent")
+async def keep(text: str, call: Call) -> Artifact:
+    return await call.save(text.encode())
+
+
+@tool(effect="idempotent")
+async def note_size(file: Artifact) -> int:
+    size = len(await file.read())
+    Path("size").write_text(f"{size}")
+    return size
+
+
+@agent(version="1")
+async def keeper(run: Run) -> Artifact:
+    file = await keep("large")
+    await note_size(file)
+    return file
+
+
+def test_the_random_uris_of_artifacts_make_no_difference() -> None:
+    report = matrix(keeper, boundaries=about("after_tool_effect: keep (call 1)"))
+    assert report.ok, report.table()
+    assert report.baseline.same_output
+    assert not any("different calls" in remark for remark in report.baseline.remarks)
+    assert [trial.output_equal for trial in report.trials] == [True]
 
 
 # -- the pace of what is outside ----------------------------------------------------------------------------------------------------

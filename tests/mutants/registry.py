@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutants.artifacts import ARTIFACTS
 from tests.mutants.cli import CLI
 from tests.mutants.core import CORE
 from tests.mutants.known import known
@@ -10,7 +11,7 @@ from tests.mutants.outside import OUTSIDE
 from tests.mutants.store import STORE
 from tests.mutants.worker import WORKER
 
-SOURCE: tuple[Mutant, ...] = (*CLI, *CORE, *STORE, *WORKER, *OUTSIDE)
+SOURCE: tuple[Mutant, ...] = (*ARTIFACTS, *CLI, *CORE, *STORE, *WORKER, *OUTSIDE)
 KNOWN: tuple[Known, ...] = tuple(known())
 BY_NAME = {mutant.name: mutant for mutant in SOURCE}
 ALL: tuple[Mutant | Known, ...] = (*SOURCE, *KNOWN)

@@ -354,4 +354,4 @@ def test_the_traceback_is_the_innermost_five_places():
 
 
 def test_the_kinds_in_doubt_are_those_after_which_it_may_have_happened():
-    assert {"timeout", "reset", "server_error", "process_died", "cancelled"} == IN_DOUBT_KINDS
+    assert {"timeout", "reset", "server_error", "not_saved", "process_died", "cancelled"} == IN_DOUBT_KINDS

@@ -120,6 +120,10 @@ def test_a_user_who_may_not_create_tables_is_told_who_may(postgres: Server, url:
 TRIGGERS = [(name, table) for migration in migrate.MIGRATIONS for name, table in _TRIGGER.findall(migration.sql)]
 FUNCTIONS = [name for migration in migrate.MIGRATIONS for name, _ in _FUNCTION.findall(migration.sql)]
 EVENT = "INSERT INTO perdure_events (run, seq, event_id, ts, epoch, data, hash) {}"
+ARTIFACT = (
+    "INSERT INTO perdure_artifacts (artifact, run_id, tenant, call, attempt, state, sha256, size, content_type, created_at)"
+    " VALUES ('{}', '{}', 'default', 1, 1, 'saved', sha256('')::bytea, 0, 'text/plain', 1)"
+)
 TOMBSTONE = """
 INSERT INTO perdure_pruned (number, run_id, status, events, agent, tenant, head, created_at, finished_at, pruned_at, by)
 SELECT t.number, t.run_id, t.status, t.events, 'a', 't', coalesce(r.head, ''), 1, 1, 1, 'ann'
@@ -165,6 +169,12 @@ FORBIDDEN = [
     ("perdure_pruned_no_change", "UPDATE perdure_pruned SET by = 'nobody'", "a tombstone stays"),
     ("perdure_pruned_no_change", "DELETE FROM perdure_pruned", "a tombstone stays"),
     ("perdure_pruned_no_change", "TRUNCATE perdure_pruned", "a tombstone stays"),
+    ("perdure_artifacts_stay", "UPDATE perdure_artifacts SET size = 7", "does not change"),
+    ("perdure_artifacts_stay", "UPDATE perdure_artifacts SET place = 'file:///etc', object = 'passwd'", "does not change"),
+    ("perdure_artifacts_no_delete", "DELETE FROM perdure_artifacts", "stays with the runs that use it"),
+    ("perdure_artifact_chunks_no_update", "UPDATE perdure_artifact_chunks SET data = ''", "does not change"),
+    ("perdure_artifact_chunks_no_update", "TRUNCATE perdure_artifact_chunks", "does not change"),
+    ("perdure_artifacts_open", ARTIFACT.format("b" * 32, "r"), "moved 1 there"),
     ("perdure_runs_open", "UPDATE perdure_runs SET ready_at = 1 WHERE run_id = 'nobody'", "moved 1 there"),
     ("perdure_inbox_open", "INSERT INTO perdure_inbox (run, event_id, ts, data) SELECT id, '', 1, '' FROM perdure_runs", "moved 1 there"),
     ("perdure_approvals_open", "UPDATE perdure_approvals SET note = 'x' WHERE approval = 'none'", "moved 1 there"),
@@ -185,6 +195,7 @@ def lived(store: PostgresStore) -> PostgresStore:
     approved(store).write(starting("ap"), call=1)
     with raw(store.url) as outside:
         outside.execute(TOMBSTONE.format("VALUES (NULL::bigint, 'old', 'succeeded', 1)").encode())
+        outside.execute(ARTIFACT.format("a" * 32, "done").encode())
     return store
 
 

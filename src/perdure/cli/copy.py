@@ -196,10 +196,11 @@ def _tell_copied(copied: Copied, target: Settings, only_finished: bool, as_json:
         common.out_json({"to": to, "moved": not only_finished, **msgspec.to_builtins(copied)})
     else:
         there = f", {copied.there:,} were there already" if copied.there else ""
+        artifacts = f", {plural(copied.artifacts, 'artifact')}" if copied.artifacts else ""
         buried = f", {plural(copied.tombstones, 'tombstone')}" if copied.tombstones else ""
         common.out(
             common.clean(
-                f"copied {plural(copied.runs, 'run')}, {plural(copied.events, 'event')}, {plural(copied.blobs, 'blob')}{buried} to {to}{there}"
+                f"copied {plural(copied.runs, 'run')}, {plural(copied.events, 'event')}, {plural(copied.blobs, 'blob')}{artifacts}{buried} to {to}{there}"
             )
         )
         for run_id in copied.damaged:

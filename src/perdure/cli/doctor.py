@@ -16,6 +16,7 @@ from perdure.cli.serving import gap, unserved
 from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput
+from perdure.inspect.artifacts import check_artifacts
 from perdure.inspect.health import Check, check_guards, check_runs
 from perdure.inspect.retention import check_retention
 from perdure.inspect.text import plural
@@ -67,6 +68,7 @@ def _inside(store: Reading, settings: Settings) -> Iterator[Check]:
     yield from _service(store, now, lease_us)
     yield _undos(store)
     yield from check_retention(store)
+    yield from check_artifacts(store)
     yield _webhook(settings)
     yield _notices(store.facts())
 

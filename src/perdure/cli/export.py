@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def command(run_id: str, target: str | None, output: str | None, test: str | None, url: str | None) -> None:
     """Write RUN, its children and its undo to one file, which `verify --export` and `replay --export` read.
 
-    The file has what the journal has, arguments and results included: it is as confidential as the database. No file
+    The file has what the journal has, arguments, results and artifacts included: it is as confidential as the database. No file
     is overwritten. With --test the code is loaded and compared once: code 7, and nothing is written, when the code
     already does something else.
     """
@@ -140,4 +140,5 @@ def _on(row: RunRow) -> str:
 def _summary(done: Exported) -> str:
     below = f" and {plural(done.runs - 1, 'run')} below it" if done.runs > 1 else ""
     blobs = f", {plural(done.blobs, 'blob')}" if done.blobs else ""
+    blobs += f", {plural(done.artifacts, 'artifact')}" if done.artifacts else ""
     return f"run {done.run_id}{below}, {plural(done.events, 'event')}{blobs}"

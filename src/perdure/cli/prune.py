@@ -11,15 +11,17 @@ from perdure.cli import common
 from perdure.cli.times import parse_past
 from perdure.cli.who import os_user
 from perdure.errors import InvalidInput
+from perdure.inspect.artifacts import orphans as lost
 from perdure.inspect.text import plural
 from perdure.store import pruning
 from perdure.store.api import FINISHED, Pruned, Status
+from perdure.store.artifacts import sweep
 
 _ENDED = tuple(status for status in get_args(Status) if status in FINISHED)
 
 
 @click.command("prune")
-@click.option("--older-than", "age", metavar="T", required=True, help="Runs that ended before then: 90d, 12h ago, or an ISO time.")
+@click.option("--older-than", "age", metavar="T", help="Runs that ended before then: 90d, 12h ago, or an ISO time.")
 @click.option(
     "--status",
     "statuses",
@@ -28,15 +30,25 @@ _ENDED = tuple(status for status in get_args(Status) if status in FINISHED)
     help=f"Only families whose first run ended with this status. Default: {','.join(_ENDED)}.",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N families.")
+@click.option("--orphans", is_flag=True, help="Instead: delete artifacts that no event names, of calls that have ended.")
 @click.option("--dry-run", is_flag=True, help="Only print how much would be deleted.")
 @common.url_option
 @common.json_option
-def command(age: str, statuses: str, limit: int | None, dry_run: bool, url: str | None, as_json: bool) -> None:
-    """Delete runs that ended long ago, each with its children and its undo: all of them or none.
+def command(age: str | None, statuses: str, limit: int | None, orphans: bool, dry_run: bool, url: str | None, as_json: bool) -> None:
+    """Delete runs that ended long ago, each with its children, its undo and its artifacts: all of them or none.
 
     A family with an unfinished run, or with a notice that was not sent, is never deleted. A tombstone of each run
-    stays: the id is not used again, and `show` says when the run was pruned.
+    stays: the id is not used again, and `show` says when the run was pruned. An artifact that another family got with its
+    input stays until that family is pruned. Bytes outside of the database are deleted by this command, so it needs the
+    same folder or bucket as the workers.
     """
+    if orphans:
+        if age is not None:
+            raise InvalidInput("prune --orphans deletes artifacts that no event names, however old; leave --older-than out")
+        _prune_orphans(url, dry_run, as_json)
+        return
+    if age is None:
+        raise InvalidInput("say what to prune: --older-than 90d, or --orphans")
     wanted = _statuses(statuses)
     with common.existing_store(url) as store:
         before = parse_past(age, common.now_at(store), "--older-than")
@@ -54,12 +66,31 @@ def command(age: str, statuses: str, limit: int | None, dry_run: bool, url: str 
                 clock=lambda: common.now_at(store),
                 progress=_progress if not as_json else _silent,
             )
+            sweep(store)
     if as_json:
         common.out_json({"before": common.iso(before), "dry_run": dry_run, **msgspec.to_builtins(done)})
         return
     blobs = "" if dry_run else f", {plural(done.blobs, 'blob')}"
+    blobs += f", {plural(done.artifacts, 'artifact')}" if done.artifacts else ""
     what = f"{plural(done.families, 'family', 'families')}, {plural(done.runs, 'run')}, {plural(done.events, 'event')}{blobs}"
     common.out(f"{'would prune' if dry_run else 'pruned'} {what} that ended before {common.iso(before)}")
+
+
+def _prune_orphans(url: str | None, dry_run: bool, as_json: bool) -> None:
+    with common.existing_store(url) as store:
+        found = list(lost(store))
+        if not dry_run:
+            found = [orphan for orphan in found if store.doom_artifact(orphan.artifact)]
+            sweep(store)
+    if as_json:
+        common.out_json({"dry_run": dry_run, "orphans": [msgspec.to_builtins(orphan) for orphan in found]})
+        return
+    for orphan in found:
+        size = "not finished" if orphan.size is None else f"{orphan.size:,} bytes"
+        common.out(
+            common.clean(f"perdure:artifact/{orphan.artifact}: run {orphan.run_id}, call {orphan.call}, attempt {orphan.attempt}, {size}")
+        )
+    common.out(f"{'would delete' if dry_run else 'deleted'} {plural(len(found), 'orphan')}")
 
 
 def _statuses(text: str) -> list[str]:

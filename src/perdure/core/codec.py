@@ -132,7 +132,7 @@ def _encode_any(value: Any) -> bytes:
         _check_integers(plain, "value")
     if len(encoded) > MAX_BYTES:
         raise NotEncodable(
-            f"value takes {len(encoded):,} bytes as JSON; the limit is {MAX_BYTES:,}: store it elsewhere and record a reference"
+            f"value takes {len(encoded):,} bytes as JSON; the limit is {MAX_BYTES:,}: save it as an artifact (call.save), or store it elsewhere and record a reference"
         )
     return encoded
 
@@ -309,7 +309,8 @@ def _converted(value: Any, where: str) -> Any:
     if dump is not None:
         return dump(value, mode="json")
     hint = {
-        "bytes": "; write it as text (base64) or store it elsewhere",
+        "bytes": "; write it as text (base64), or save it as an artifact: call.save(…)",
+        "Pending": "; await it, or call its wait() in a sync tool",
         "set": "; sort it into a list, since a set has no order",
         "frozenset": "; sort it into a list, since a set has no order",
         "coroutine": "; was an await forgotten?",

@@ -13,6 +13,7 @@ cause of releases and of some post.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -27,6 +28,7 @@ FailureKind = Literal[
     "timeout",  # no answer in time: in doubt
     "reset",  # the connection broke: in doubt
     "server_error",  # 5xx: in doubt
+    "not_saved",  # an artifact could not be stored, maybe after the effect: in doubt
     "process_died",  # an isolated tool's process ended without an answer: in doubt
     "refused",  # 4xx, validation, permission: the effect did not happen, and the same request would be refused again
     "fatal",  # the tool raised Fatal
@@ -517,3 +519,11 @@ def tag_of(body: AnyBody) -> str:
     tag = body.__struct_config__.tag
     assert isinstance(tag, str)
     return tag
+
+
+def payloads(body: AnyBody) -> Iterator[Payload]:
+    """Every payload in the body."""
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        if isinstance(value, Payload):
+            yield value

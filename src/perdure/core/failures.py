@@ -19,9 +19,9 @@ import msgspec
 
 from perdure.core.codec import parse
 from perdure.core.events import Failure, FailureKind
-from perdure.errors import Fatal, InvalidInput, NotReady, NotSent, RetryLater
+from perdure.errors import ArtifactNotSaved, Fatal, InvalidInput, NotReady, NotSent, RetryLater
 
-IN_DOUBT_KINDS: frozenset[FailureKind] = frozenset(("timeout", "reset", "server_error", "process_died", "cancelled"))
+IN_DOUBT_KINDS: frozenset[FailureKind] = frozenset(("timeout", "reset", "server_error", "not_saved", "process_died", "cancelled"))
 MAX_MESSAGE_CHARS = 2_000
 MAX_TRACEBACK_CHARS = 2_000
 MAX_RETRY_AFTER_S = 86_400.0
@@ -73,7 +73,7 @@ _RESETS = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errn
 # All kinds of failure of a tool. If several errors happen at once, the first kind in this order decides: a doubt comes
 # before everything else, and proof that nothing was sent comes last.
 _WEIGHT: tuple[FailureKind, ...] = (
-    *("cancelled", "timeout", "reset", "server_error", "process_died"),
+    *("cancelled", "timeout", "reset", "server_error", "not_saved", "process_died"),
     *("fatal", "refused", "error", "not_encodable", "rate_limited", "not_sent"),
 )
 
@@ -127,6 +127,9 @@ def _classify(error: BaseException, now: datetime | None, depth: int) -> tuple[F
     for known in chain:
         if known is not error and isinstance(known, BaseExceptionGroup):
             return _classify(known, now, depth - 1) if depth else ("error", None)
+        if isinstance(known, ArtifactNotSaved):
+            # The tool may have acted already, so this is never a plain failure. A place that is away may be back later.
+            return ("not_saved" if known.final else "server_error"), None
         status = _status(known)
         if status is not None:
             return _by_status(status), _retry_after(known, now)

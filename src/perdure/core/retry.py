@@ -15,7 +15,7 @@ from perdure.core.identity import jitter
 from perdure.errors import InvalidInput
 
 _PASSING = frozenset(("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died"))
-_NEVER = frozenset(("refused", "fatal", "cancelled", "not_encodable"))
+_NEVER = frozenset(("refused", "fatal", "cancelled", "not_encodable", "not_saved"))
 # Proof that nothing happened: every effect class allows another attempt.
 _HARMLESS = frozenset(("not_sent", "rate_limited"))
 LONGEST_DELAY_S = 365 * 86_400.0
@@ -36,7 +36,7 @@ class Retry(Struct, frozen=True):
     max_delay: float = 60.0  # seconds
     jitter: float = 0.2  # from 0 to 1
     # The exceptions after which the call is tried again. None: all failures except refusals, `Fatal`, cancelled
-    # attempts and results that cannot be encoded.
+    # attempts, results that cannot be encoded and artifacts that are too large.
     on: tuple[type[BaseException] | str, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -5,6 +5,8 @@ The file has lines of JSON in ASCII. Each line has a kind:
     {"kind": "perdure_export", "format": 1, "perdure": "0.1.0", "exported_at": …, "run_id": …, "agent": …, …}
     {"kind": "run", "run_id": …, "seq": 12, "hash": …, …}      then the blobs and events of this run; parents first
     {"kind": "blob", "digest": …, "base64": …}                 before the first event that names this blob
+    {"kind": "artifact", "uri": …, "sha256": …, "size": …, …}  before the first event that names it; its bytes follow
+    {"kind": "bytes", "base64": …}                             a chunk of that artifact
     {"kind": "event", "seq": 1, …, "data": …, "hash": …}       the stored columns; `data` is the text that was hashed
     {"kind": "end", "runs": 1, "events": 12, "blobs": 1, "sha256": of all bytes before this line}
 
@@ -28,14 +30,16 @@ from msgspec import Struct, structs
 from perdure import shell
 from perdure.core import codec, identity
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, Event, decode_body
+from perdure.core.events import AnyBody, Event, decode_body, payloads
 from perdure.core.state import RunState
 from perdure.engine.api import Reading
-from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.engine.artifacts import allowed, opened
+from perdure.errors import InvalidInput, NotFound, StoreCorrupt
 from perdure.inspect.text import iso
-from perdure.inspect.verify import Verdict, Verified, payloads, verify_journal
+from perdure.inspect.verify import Verdict, Verified, verify_journal
 from perdure.inspect.view import require
 from perdure.store.api import RunRow, Stored
+from perdure.tool.artifact import CHUNK_BYTES, Artifact, pointers_in
 
 FORMAT = 1
 _LONGEST_LINE = codec.MAX_BYTES * 3 // 2  # enough for the largest blob in base64
@@ -78,6 +82,19 @@ class BlobLine(ExportLine, frozen=True, tag="blob"):
     base64: bytes
 
 
+class ArtifactLine(ExportLine, frozen=True, tag="artifact"):
+    """An artifact that this run has saved. As many lines of kind `bytes` follow as its size needs."""
+
+    uri: str
+    sha256: str
+    size: int
+    content_type: str
+
+
+class BytesLine(ExportLine, frozen=True, tag="bytes"):
+    base64: bytes
+
+
 class EventLine(ExportLine, frozen=True, tag="event"):
     seq: int
     event_id: str
@@ -89,14 +106,15 @@ class EventLine(ExportLine, frozen=True, tag="event"):
     hash: str
 
 
-class EndLine(ExportLine, frozen=True, tag="end"):
+class EndLine(ExportLine, frozen=True, omit_defaults=True, tag="end"):
     runs: int
     events: int
     blobs: int
     sha256: str
+    artifacts: int = 0
 
 
-AnyLine = Header | RunLine | BlobLine | EventLine | EndLine
+AnyLine = Header | RunLine | BlobLine | ArtifactLine | BytesLine | EventLine | EndLine
 _decoder = msgspec.json.Decoder(AnyLine)
 
 
@@ -113,9 +131,9 @@ class Writer:
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
         self._sum = hashlib.sha256()
-        self.runs = self.events = self.blobs = 0
+        self.runs = self.events = self.blobs = self.artifacts = 0
 
-    def put(self, line: Header | RunLine | BlobLine | EventLine) -> None:
+    def put(self, line: Header | RunLine | BlobLine | ArtifactLine | BytesLine | EventLine) -> None:
         encoded = _encoded(line)
         self._sum.update(encoded)
         self._write(encoded)
@@ -126,9 +144,11 @@ class Writer:
                 self.events += 1
             case BlobLine():
                 self.blobs += 1
+            case ArtifactLine():
+                self.artifacts += 1
 
     def end(self) -> None:
-        self._write(_encoded(EndLine(self.runs, self.events, self.blobs, self._sum.hexdigest())))
+        self._write(_encoded(EndLine(self.runs, self.events, self.blobs, self._sum.hexdigest(), self.artifacts)))
 
 
 def read_lines(path: Path) -> Iterator[AnyLine]:
@@ -159,7 +179,7 @@ def _header(path: Path, first: bytes) -> Header:
 
 
 def _rest(path: Path, file: BinaryIO, first: bytes) -> Iterator[AnyLine]:
-    counts, total, number = [0, 0, 0], hashlib.sha256(first), 1
+    counts, total, number = [0, 0, 0, 0], hashlib.sha256(first), 1
     while True:
         number += 1
         raw = file.readline(_LONGEST_LINE + 1)
@@ -175,7 +195,7 @@ def _rest(path: Path, file: BinaryIO, first: bytes) -> Iterator[AnyLine]:
             _check_end(path, file, line, counts, total.hexdigest())
             return
         total.update(raw)
-        for kind, of in enumerate((RunLine, EventLine, BlobLine)):
+        for kind, of in enumerate((RunLine, EventLine, BlobLine, ArtifactLine)):
             counts[kind] += isinstance(line, of)
         yield line
 
@@ -183,7 +203,7 @@ def _rest(path: Path, file: BinaryIO, first: bytes) -> Iterator[AnyLine]:
 def _check_end(path: Path, file: BinaryIO, end: EndLine, counts: list[int], total: str) -> None:
     if file.read(1):
         raise StoreCorrupt(f"{path} has more lines after the line of kind end: it was changed after the export")
-    if [end.runs, end.events, end.blobs] != counts or end.sha256 != total:
+    if [end.runs, end.events, end.blobs, end.artifacts] != counts or end.sha256 != total:
         raise StoreCorrupt(f"{path} was changed: its lines do not have the checksum in the last line")
 
 
@@ -210,12 +230,13 @@ def _from_hex(text: str) -> bytes:
 
 
 class Exported(Struct, frozen=True):
-    """How many runs, events and blobs were written."""
+    """How many runs, events, blobs and artifacts were written."""
 
     run_id: str
     runs: int
     events: int
     blobs: int
+    artifacts: int = 0
 
 
 class ExportedJournal(Struct, frozen=True):
@@ -261,7 +282,7 @@ def export_run(store: Reading, run_id: str, write: Callable[[bytes], object]) ->
         if store.get(undo := identity.undo_id(one)) is not None:
             waiting.append(undo)
     writer.end()
-    return Exported(run_id, writer.runs, writer.events, writer.blobs)
+    return Exported(run_id, writer.runs, writer.events, writer.blobs, writer.artifacts)
 
 
 def _version() -> str:
@@ -304,7 +325,27 @@ def _put_run(store: Reading, run: RunLine, lines: list[tuple[EventLine, AnyBody]
             if isinstance(payload.blob, str) and payload.blob not in written:
                 writer.put(BlobLine(payload.blob, store.blob(payload.blob)))
                 written.add(payload.blob)
+            inline = payload.inline
+            for pointer in pointers_in(store.blob(str(payload.blob)) if inline is None else inline):
+                if pointer.uri not in written:
+                    _put_artifact(store, run.run_id, pointer, writer)
+                    written.add(pointer.uri)
         writer.put(line)
+
+
+def _put_artifact(store: Reading, run_id: str, pointer: Artifact, writer: Writer) -> None:
+    """Write an artifact that this run names and may open, chunk by chunk.
+
+    A pointer that the run may not open is left out: a model or a caller has invented it, or its artifact was pruned.
+    """
+    try:
+        allowed(store, pointer, run_id)
+    except NotFound:
+        return
+    writer.put(ArtifactLine(pointer.uri, pointer.sha256, pointer.size, pointer.content_type))
+    for chunk in opened(store, pointer, run_id):
+        for start in range(0, len(chunk), CHUNK_BYTES):
+            writer.put(BytesLine(chunk[start : start + CHUNK_BYTES]))
 
 
 def _told(state: RunState) -> tuple[str, str, str, str, str | None]:
@@ -369,6 +410,7 @@ class _Reading:
         self.blobs: dict[str, bytes] = {}
         self._path = path
         self._bad: set[str] = set()  # digests of blobs whose content does not match
+        self._artifact: _ArtifactCheck | None = None  # the artifact whose bytes are being read
         self._seen: set[str] = set()
         self._expected: set[str] = set()  # runs that were started, but are not read yet
         self._all_sound = True
@@ -378,6 +420,12 @@ class _Reading:
         run: RunLine | None = None
         stored: list[Stored] = []
         for line in read_lines(self._path):
+            if isinstance(line, BytesLine) and self._artifact is not None:
+                self._artifact.add(line.base64)
+                continue
+            if self._artifact is not None:
+                self._artifact.end()
+                self._artifact = None
             match line:
                 case Header():
                     self._begin(line)
@@ -389,6 +437,8 @@ class _Reading:
                         self._enter(run.run_id)
                 case BlobLine() if run is not None:
                     self._keep(line)
+                case ArtifactLine() if run is not None:
+                    self._artifact = _ArtifactCheck(self._path, line)
                 case EventLine() if run is not None:
                     stored.append(_stored(line))
                 case _:
@@ -448,6 +498,24 @@ class _Reading:
         if found is None:
             raise StoreCorrupt(f"blob {digest} is missing")
         return found
+
+
+class _ArtifactCheck:
+    """Hashes the bytes of one artifact as they are read: they are in memory one chunk at a time."""
+
+    def __init__(self, path: Path, line: ArtifactLine) -> None:
+        self._path = path
+        self._line = line
+        self._sum = hashlib.sha256()
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        self._sum.update(data)
+        self._size += len(data)
+
+    def end(self) -> None:
+        if (self._sum.hexdigest(), self._size) != (self._line.sha256, self._line.size):
+            raise StoreCorrupt(f"{self._path}: artifact {self._line.uri} does not have the bytes that its hash says")
 
 
 def _other_content(digest: str) -> str:

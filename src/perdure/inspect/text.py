@@ -124,9 +124,18 @@ def at(ts: int, now: int) -> str:
     return f"{clock(ts, now)} ({f'in {span(ts - now)}' if ts > now else f'due for {span(now - ts)}'})"
 
 
+# The canonical JSON of a pointer, with or without spaces.
+_POINTER = re.compile(
+    r'\{"content_type": ?"([\x20-\x21\x23-\x5b\x5d-\x7e]{1,200})", ?"sha256": ?"[0-9a-f]{64}", ?"size": ?(\d{1,18}), ?'
+    r'"uri": ?"(perdure:artifact/[0-9a-f]{32})"\}'
+)
+
+
 def clip(text: str, width: int) -> str:
-    """The text on one line, cut to the width with an ellipsis."""
+    """The text on one line, cut to the width with an ellipsis. A pointer to an artifact is shown by its URI and size."""
     flat = " ".join(text.split())
+    if "perdure:artifact/" in flat:
+        flat = _POINTER.sub(lambda found: f"{found[3]} ({size(int(found[2]))}, {found[1]})", flat)
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 

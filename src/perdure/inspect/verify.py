@@ -2,7 +2,8 @@
 
 The events are checked in order of seq, and the check ends at the first problem. Of each event it checks the hash, the
 encoding, the cause, the epoch and the blobs, and whether the event may follow the events before it. Then it checks the
-run's row, and the other rows that must agree with the journal: approvals, budgets, the parent and the children.
+run's row, and the other rows that must agree with the journal: approvals, budgets, the parent and the children. At
+last it reads the artifacts that the run has saved and its journal names, and checks their hashes.
 
 One change is not detected here: the last events are deleted, and the row is changed to match. The journal-wide chain
 shows this change (see chain.py).
@@ -10,18 +11,18 @@ shows this change (see chain.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct, structs
 
 from perdure.core import identity
-from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, Event, RunClaimed, RunCreated, decode_body
+from perdure.core.events import Event, RunClaimed, RunCreated, decode_body, payloads
 from perdure.core.state import RunState
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.inspect.artifacts import artifact_problem
 from perdure.inspect.consistency import Relatives, other_rows_problem
 from perdure.inspect.projection import birth_problem, row_problem
 from perdure.store.api import RunRow, Stored
@@ -93,6 +94,8 @@ def _verdict(store: Reading, row: RunRow, relatives: Relatives) -> Verdict:
     around = None if problem is not None else other_rows_problem(store, row, checker.state, checker.events, relatives)
     if around is not None:
         problem = around.problem
+    if problem is None:
+        problem = artifact_problem(store, row.run_id, checker.events)
     return Verdict(
         row.run_id, len(stored), checker.head.hex(), None if around is None else around.seq, problem, projection=problem is not None
     )
@@ -256,11 +259,3 @@ def _run_id_of(stored: Stored) -> str | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
         return None
     return body.run_id if isinstance(body, RunCreated) else None
-
-
-def payloads(body: AnyBody) -> Iterator[Payload]:
-    """Every payload in the body."""
-    for name in body.__struct_fields__:
-        value = getattr(body, name)
-        if isinstance(value, Payload):
-            yield value

@@ -46,6 +46,10 @@ class NewRun(Struct, frozen=True, gc=False):
     ts: int
     input_digest: str  # digest of the canonical input: the same run id with another input is a Conflict
     blobs: tuple[bytes, ...] = ()
+    # Ids of artifacts that the input names. The run's family may open those of its tenant from then on.
+    artifacts: tuple[str, ...] = ()
+    # Those of them that the input holds as pointers: NotFound if one of them is not there for the tenant.
+    needed_artifacts: tuple[str, ...] = ()
 
 
 class RunRow(Struct, frozen=True, gc=False):
@@ -383,11 +387,30 @@ class Whole(Struct, frozen=True, gc=False):
     inbox: list[tuple[Any, ...]]
     notices: list[tuple[Any, ...]]
     blobs: list[str]  # digests of the blobs that the run has stored
+    artifacts: list[str] = []  # ids of the artifacts that the run's family uses; only a root has them
 
     @property
     def run_id(self) -> str:
         run_id: str = self.run[0]
         return run_id
+
+
+class ArtifactRow(Struct, frozen=True, gc=False):
+    """An artifact: where its bytes are, and whose they are."""
+
+    artifact: str  # 32 hexadecimal digits, the last part of its URI
+    run_id: str  # the run whose call saved it
+    tenant: str
+    call: int
+    attempt: int
+    # saving: not complete, or its attempt has died. deleting: no family uses it any more; its bytes are being deleted.
+    state: Literal["saving", "saved", "deleting"]
+    place: str | None  # the URL of a folder or a bucket; None: the bytes are in this database, in chunks
+    object: str | None  # its name in that place
+    sha256: bytes | None
+    size: int | None
+    content_type: str
+    created_at: int
 
 
 class RateRow(Struct, frozen=True, gc=False):
@@ -413,9 +436,16 @@ class Pruned(Struct, frozen=True, gc=False):
     runs: int
     events: int
     blobs: int
+    artifacts: int = 0
 
     def __add__(self, other: Pruned) -> Pruned:
-        return Pruned(self.families + other.families, self.runs + other.runs, self.events + other.events, self.blobs + other.blobs)
+        return Pruned(
+            self.families + other.families,
+            self.runs + other.runs,
+            self.events + other.events,
+            self.blobs + other.blobs,
+            self.artifacts + other.artifacts,
+        )
 
 
 class Tombstone(Struct, frozen=True, gc=False):
@@ -540,6 +570,20 @@ class Reading(Protocol):
 
     def blob(self, digest: str) -> bytes:
         """The blob, verified against its digest. StoreCorrupt if the blob is missing or does not match the digest."""
+
+    def artifact(self, artifact: str) -> ArtifactRow | None: ...
+
+    def artifact_chunk(self, artifact: str, number: int) -> bytes | None:
+        """The chunk with this number, from 0, of an artifact in this database. None: it has no such chunk."""
+
+    def may_open(self, artifact: str, run_id: str) -> bool:
+        """Does the family of this run use the artifact: has the family saved it, or got it with its input?"""
+
+    def artifacts_of(self, run_id: str) -> list[ArtifactRow]:
+        """The artifacts that this run's own calls have saved, the oldest first."""
+
+    def artifact_runs(self, after: str = "", limit: int = 100) -> list[str]:
+        """The ids, above `after` and in order, of the runs that have saved artifacts. Some may be pruned."""
 
     def approval(self, approval: str) -> ApprovalRow | None: ...
 
@@ -802,6 +846,46 @@ class InboxStore(Protocol):
         """The inbox rows of the runs that this worker holds, in order of arrival."""
 
 
+class ArtifactStore(Protocol):
+    """Artifacts: their rows, and the bytes of those that lie in this database."""
+
+    def begin_artifact(self, new: ArtifactRow) -> None:
+        """Insert the row, before the first byte is written anywhere. The family of its run may open it.
+
+        `tenant` and `state` of `new` are ignored: the run says the tenant. NotFound if there is no such run.
+        """
+
+    def add_chunk(self, artifact: str, number: int, data: bytes) -> None:
+        """Write the next chunk. Conflict if the artifact is not being saved any more: it was deleted as an orphan."""
+
+    def place_artifact(self, artifact: str, place: str, name: str) -> None:
+        """From now on the bytes are in that place; the chunks in this database are deleted. Conflict like add_chunk."""
+
+    def finish_artifact(self, artifact: str, sha256: bytes, size: int) -> None:
+        """The bytes are complete and durable: the artifact can be opened. Conflict like add_chunk."""
+
+    def use_artifacts(self, run_id: str, artifacts: Sequence[str]) -> None:
+        """Let the family of this run open these artifacts, as far as they are saved and have the run's tenant."""
+
+    def doom_artifact(self, artifact: str) -> bool:
+        """Delete an orphan: no family may open it from now on, and `doomed_artifacts` has it.
+
+        False: it is gone, or another family than the one that saved it uses it.
+        """
+
+    def doomed_artifacts(self, limit: int = 100) -> list[ArtifactRow]:
+        """Artifacts whose bytes are to be deleted."""
+
+    def delete_artifact(self, artifact: str) -> None:
+        """Delete the row and the chunks of a doomed artifact. Bytes in another place must be deleted before."""
+
+    def take_in_artifact(self, row: ArtifactRow, chunks: Iterable[bytes]) -> None:
+        """Insert an artifact of another journal, before its run. It can be opened when `take_in` has inserted the run.
+
+        What an interrupted copy has left of it is replaced. Nothing happens if the artifact is here.
+        """
+
+
 class LimitStore(Protocol):
     """Rate limits and budgets, over all workers."""
 
@@ -910,6 +994,8 @@ class ArchiveStore(Protocol):
     def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:
         """Delete these families in one transaction, with the blobs that no other run uses. Each run gets a tombstone.
 
+        Artifacts that no other family uses become doomed (`doomed_artifacts`).
+
         A family that has an unfinished run again, for example an undo run, is not deleted.
         """
 
@@ -920,7 +1006,7 @@ class ArchiveStore(Protocol):
         """
 
 
-class Store(Reading, JournalStore, LeaseStore, InboxStore, LimitStore, OutboxStore, ArchiveStore, Protocol):
+class Store(Reading, JournalStore, LeaseStore, InboxStore, ArtifactStore, LimitStore, OutboxStore, ArchiveStore, Protocol):
     """The journal's database. Every method may be called from any thread and may block."""
 
     # How many seconds after the loss of a worker's connection the other workers take over its runs. inf: they cannot

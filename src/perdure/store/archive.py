@@ -14,6 +14,7 @@ import msgspec
 from perdure import shell
 from perdure.errors import AlreadyRunning, Conflict, StoreCorrupt, StoreError, StoreUnavailable
 from perdure.store.api import FINISHED, Family, Head, Member, Moved, RateRow, Stored, Whole
+from perdure.store.artifacts import keep
 from perdure.store.blobs import put_unused
 from perdure.store.claims import LEASE_RAN_OUT, PROVEN_DEAD, lose_runs
 from perdure.store.cursor import Cursor, Row
@@ -66,6 +67,7 @@ class Wholes(Part):
                 inbox=beside["whole_inbox"][row[0]],
                 notices=beside["whole_notices"][row[0]],
                 blobs=[digest.hex() for (digest,) in beside["whole_blob_uses"][row[0]]],
+                artifacts=[artifact for (artifact,) in beside["whole_artifact_uses"][row[0]]],
             )
             for row in rows
         ]
@@ -134,7 +136,7 @@ class Wholes(Part):
 
 _BESIDE = (
     *("whole_events", "whole_approvals", "whole_signals", "whole_budgets"),
-    *("whole_reserved", "whole_inbox", "whole_notices", "whole_blob_uses"),
+    *("whole_reserved", "whole_inbox", "whole_notices", "whole_blob_uses", "whole_artifact_uses"),
 )
 
 
@@ -167,6 +169,7 @@ def _insert(cursor: Cursor, whole: Whole, lines: dict[Row, int]) -> list[Row]:
     cursor.each("take_in_inbox", [(key, *row[:-1], row[-1].decode()) for row in whole.inbox])
     cursor.each("take_in_notice", [(key, *row) for row in whole.notices])
     cursor.each("use_blob", [(key, bytes.fromhex(digest)) for digest in whole.blobs])
+    keep(cursor, key, whole.artifacts)
     return [_event(key, whole.run_id, stored) for stored in whole.events]
 
 

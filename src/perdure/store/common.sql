@@ -239,3 +239,75 @@ INSERT INTO perdure_pruned (run_id, agent, tenant, status, events, head, created
 
 -- name: count_pruned
 SELECT count(*), max(pruned_at) FROM perdure_pruned WHERE status <> 'returned'
+
+-- == Artifacts ========================================================================================================
+
+-- name: run_of_artifact
+SELECT tenant FROM perdure_runs WHERE run_id = ?
+
+-- name: insert_artifact
+INSERT INTO perdure_artifacts (artifact, run_id, tenant, call, attempt, state, place, object, sha256, size, content_type, created_at)
+VALUES (:artifact, :run_id, :tenant, :call, :attempt, 'saving', :place, :object, :digest, :size, :content_type, :created_at)
+
+-- name: use_artifact
+INSERT INTO perdure_artifact_uses (run, artifact) VALUES (?, ?) ON CONFLICT DO NOTHING
+
+-- name: insert_chunk
+INSERT INTO perdure_artifact_chunks (artifact, number, data) VALUES (?, ?, ?)
+
+-- name: place_artifact
+-- The bytes go to this place, not into this database.
+UPDATE perdure_artifacts SET place = :place, object = :object WHERE artifact = :artifact AND state = 'saving'
+
+-- name: finish_artifact
+UPDATE perdure_artifacts SET state = 'saved', sha256 = :digest, size = :size WHERE artifact = :artifact AND state = 'saving'
+
+-- name: keep_artifact
+-- An artifact of a copied journal: its bytes are there, and now its run is, too.
+UPDATE perdure_artifacts SET state = 'saved' WHERE id = ? AND state = 'saving' AND sha256 IS NOT NULL
+
+-- name: artifact
+SELECT artifact, run_id, tenant, call, attempt, state, place, object, sha256, size, content_type, created_at
+FROM perdure_artifacts WHERE artifact = ?
+
+-- name: artifact_chunk
+SELECT c.data FROM perdure_artifacts AS a JOIN perdure_artifact_chunks AS c ON c.artifact = a.id WHERE a.artifact = ? AND c.number = ?
+
+-- name: artifact_use
+-- May this family, named by its root, open the artifact?
+SELECT 1 FROM perdure_artifacts AS a JOIN perdure_artifact_uses AS u ON u.artifact = a.id JOIN perdure_runs AS r ON r.id = u.run
+WHERE a.artifact = ? AND r.run_id = ?
+
+-- name: artifacts_of_run
+SELECT artifact, run_id, tenant, call, attempt, state, place, object, sha256, size, content_type, created_at
+FROM perdure_artifacts WHERE run_id = ? ORDER BY id
+
+-- name: artifact_runs
+-- The runs that have saved artifacts, in order of their ids, page by page.
+SELECT DISTINCT run_id FROM perdure_artifacts WHERE run_id > :after AND state <> 'deleting' ORDER BY run_id LIMIT :limit
+
+-- name: doomed_artifacts
+SELECT artifact, run_id, tenant, call, attempt, state, place, object, sha256, size, content_type, created_at
+FROM perdure_artifacts WHERE state = 'deleting' ORDER BY id LIMIT ?
+
+-- name: doom_artifact
+UPDATE perdure_artifacts SET state = 'deleting' WHERE id = ? AND state <> 'deleting'
+
+-- name: other_artifact_use
+-- Does a family use the artifact that has not saved it? A root's id has no slash, and every run below it begins with it.
+SELECT 1 FROM perdure_artifact_uses AS u JOIN perdure_artifacts AS a ON a.id = u.artifact JOIN perdure_runs AS r ON r.id = u.run
+WHERE u.artifact = ? AND a.run_id <> r.run_id AND substr(a.run_id, 1, length(r.run_id) + 1) <> r.run_id || '/'
+
+-- name: forget_artifact
+DELETE FROM perdure_artifact_uses WHERE artifact = ?
+
+-- name: delete_chunks
+DELETE FROM perdure_artifact_chunks WHERE artifact = ? AND number >= ?
+
+-- name: delete_artifact
+DELETE FROM perdure_artifacts WHERE id = ? AND state <> 'saved'
+
+-- name: count_artifacts
+SELECT count(*), coalesce(sum(size), 0), coalesce(sum(CASE WHEN place IS NULL THEN size END), 0),
+    coalesce(sum(CASE WHEN state = 'deleting' THEN 1 ELSE 0 END), 0)
+FROM perdure_artifacts

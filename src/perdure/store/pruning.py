@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from perdure.store.api import FINISHED, ArchiveStore, Prunable, Pruned, Tombstone
 from perdure.store.archive import as_json
+from perdure.store.artifacts import doom_unused
 from perdure.store.cursor import Cursor, Row
 from perdure.store.part import Part
 
@@ -170,7 +171,8 @@ def _delete(cursor: Cursor, families: Sequence[Sequence[Row]], tombstone: dict[s
     digests = {"digests": as_json(sorted({row[1].hex() for row in cursor.all("whole_blob_uses", runs)}))}
     for name in ("prune_notices", "prune_inbox", "prune_signals", "prune_reserved", "prune_approvals", "prune_budgets", "prune_blob_uses"):
         cursor.change(name, runs)
+    artifacts = doom_unused(cursor, runs, at_once=tombstone["status"] == "returned")
     events = cursor.change("prune_events", runs)
     cursor.change("prune_runs", runs)
     blobs = cursor.change("prune_blobs", digests) if cursor.all("blobs_to_prune", digests) else 0
-    return Pruned(len(families), len(keys), events, blobs)
+    return Pruned(len(families), len(keys), events, blobs, artifacts)

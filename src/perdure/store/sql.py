@@ -16,6 +16,7 @@ from perdure.core.events import RunFailed, StatusReported, ToolCallInitiated
 from perdure.store.api import Current, Filter, OpenAttempt, Place, RunRow, Status, Watched
 from perdure.store.approvals import Approvals
 from perdure.store.archive import JournalMove, Wholes, as_json
+from perdure.store.artifacts import Artifacts
 from perdure.store.chain import JournalChain
 from perdure.store.claims import Claims
 from perdure.store.costs import Costs
@@ -29,7 +30,7 @@ from perdure.store.rows import body_or_none, key_of, listed_row, run_row
 
 
 class SqlStore(
-    Journal, Claims, Mailbox, Approvals, Rates, Budgets, Costs, Notices, JournalMove, Wholes, Pruning, JournalChain, Repairs, ABC
+    Journal, Claims, Mailbox, Approvals, Artifacts, Rates, Budgets, Costs, Notices, JournalMove, Wholes, Pruning, JournalChain, Repairs, ABC
 ):
     """The code that all dialects share. A dialect adds its database, and may replace parts by its own."""
 
@@ -98,7 +99,7 @@ class SqlStore(
     def common_facts(self) -> dict[str, str]:
         """The part of `facts` that is the same in every dialect."""
         failing, last_error = self._database.read("failing_notices")[0]
-        return {"notices_failing": str(failing), "notice_error": last_error or "", **self.pruned_facts()}
+        return {"notices_failing": str(failing), "notice_error": last_error or "", **self.pruned_facts(), **self.artifact_facts()}
 
     def close(self) -> None:
         try:

@@ -9,6 +9,7 @@ skipped. Workers of the target may drive the copied runs at once, since the sour
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -16,7 +17,9 @@ from msgspec import Struct, structs
 
 from perdure.core.identity import genesis, link
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt
-from perdure.store.api import Family, Head, Member, Moved, Store, Stored, Whole
+from perdure.store.api import ArtifactRow, Family, Head, Member, Moved, Store, Stored, Whole
+from perdure.store.artifacts import stored_chunks
+from perdure.store.places import open_place
 from perdure.store.url import shown_url
 
 PAGE = 500  # how many families are compared at a time
@@ -40,6 +43,7 @@ class Copied(Struct, frozen=True):
     runs: int = 0
     events: int = 0
     blobs: int = 0
+    artifacts: int = 0
     tombstones: int = 0
     there: int = 0  # runs that were in the target already
     tables: tuple[str, ...] = ()  # other tables in the source, which were not copied
@@ -180,37 +184,43 @@ class Copying:
             heads = self._heads(page)
             missing = [family for family in page if not self._is_there(family, heads, gone_on=True)]
             for batch in _batches(missing):
-                sent, blobs = self._copy_batch(batch, only_finished)
+                sent, blobs, artifacts = self._copy_batch(batch, only_finished)
                 runs = sum(len(family.members) for family in sent)
                 events = sum(member.seq for family in sent for member in family.members)
-                copied = structs.replace(copied, runs=copied.runs + runs, events=copied.events + events, blobs=copied.blobs + blobs)
+                copied = structs.replace(
+                    copied,
+                    runs=copied.runs + runs,
+                    events=copied.events + events,
+                    blobs=copied.blobs + blobs,
+                    artifacts=copied.artifacts + artifacts,
+                )
                 self._progress("copying", seen + runs, max(seen + runs, survey.runs))
             copied = structs.replace(copied, damaged=(*copied.damaged, *self._read_back(page)))
             seen += sum(len(family.members) for family in page)
             self._progress("copying", seen, max(seen, survey.runs))
         return copied
 
-    def _copy_batch(self, batch: Sequence[Family], only_finished: bool) -> tuple[Sequence[Family], int]:
-        """Copy these families in one transaction. Returns the families that were copied, and the number of blobs.
+    def _copy_batch(self, batch: Sequence[Family], only_finished: bool) -> tuple[Sequence[Family], int, int]:
+        """Copy these families in one transaction. Returns the families that were copied, and how many blobs and artifacts.
 
         A family that is pruned in the source meanwhile is left out.
         """
         while batch:
             try:
-                return batch, self._send(batch, only_finished)
+                return batch, *self._send(batch, only_finished)
             except (_Pruned, StoreCorrupt):  # StoreCorrupt: a blob was pruned, or is really missing
                 gone = self._pruned(batch)
                 if not gone:
                     raise
                 batch = [family for family in batch if family.root not in gone]
-        return batch, 0
+        return batch, 0, 0
 
     def _pruned(self, batch: Sequence[Family]) -> set[str]:
         """The roots of the families that are no longer in the source, because they were pruned."""
         heads = self._source.heads([family.root for family in batch])
         return {root for root, head in heads.items() if head.pruned}
 
-    def _send(self, batch: Sequence[Family], only_finished: bool) -> int:
+    def _send(self, batch: Sequence[Family], only_finished: bool) -> tuple[int, int]:
         parts = list(_parts(batch))
         # A batch that is too large for memory is read twice instead.
         kept = [self._source.wholes(parts[0])] if len(parts) == 1 else None
@@ -221,11 +231,38 @@ class Copying:
             if self._pruned(batch):
                 raise _Pruned
 
-        blobs = self._copy_blobs(read())
-        # Copy the blobs first: if the process is killed in between, blobs without a run do no harm. A run never
+        blobs, artifacts = self._copy_blobs(read()), self._copy_artifacts(read(), only_finished)
+        # Copy the blobs and artifacts first: if the process is killed in between, those without a run do no harm. A run never
         # arrives without its blobs or without its family.
         self._target.take_in(lambda: ([_history(whole) if only_finished else whole for whole in part] for part in read()))
-        return blobs
+        return blobs, artifacts
+
+    def _copy_artifacts(self, parts: Iterable[Sequence[Whole]], only_finished: bool) -> int:
+        """Copy artifacts, chunk by chunk. In a move, bytes that lie outside of the database stay where they are.
+
+        With `only_finished` both journals stay in use, and each deletes its own artifacts one day. So the copy gets
+        bytes of its own, under a name that the same command uses again after an interruption.
+        """
+        copied = 0
+        for artifact in dict.fromkeys(artifact for part in parts for whole in part for artifact in whole.artifacts):
+            row = self._source.artifact(artifact)
+            if row is None or row.state != "saved":
+                continue  # it was pruned meanwhile, and its family with it: take_in reports that
+            if row.place is not None and only_finished:
+                row = self._copy_object(row)
+            here = row.place is None
+            self._target.take_in_artifact(row, stored_chunks(self._source, row) if here else ())
+            copied += 1
+        return copied
+
+    def _copy_object(self, row: ArtifactRow) -> ArtifactRow:
+        assert row.place is not None
+        name = f"{row.artifact}-{hashlib.sha256(self._to_url.encode()).hexdigest()[:16]}"
+        writer = open_place(row.place).create(name)
+        for piece in stored_chunks(self._source, row):
+            writer.write(piece)
+        writer.close()
+        return structs.replace(row, object=name)
 
     def _copy_blobs(self, parts: Iterable[Sequence[Whole]]) -> int:
         wanted = {digest for part in parts for whole in part for digest in whole.blobs}

@@ -6,6 +6,7 @@ declared.py   Tool and @tool; pins, which show whether a tool has changed
 signature.py  parameters and result of a function, bound without pydantic if possible
 convert.py    the part that needs pydantic, imported when a signature needs it
 call.py       Call, and how a result is recorded
+artifact.py   Artifact: large bytes by pointer
 hooks.py      reconcile and compensate hooks
 describe.py   docstring and JSON Schema
 policy.py     which calls need an approval
@@ -13,8 +14,9 @@ spend.py      what an attempt uses
 """
 
 from perdure.core.outcomes import Outcome
+from perdure.tool.artifact import Artifact
 from perdure.tool.call import Call
 from perdure.tool.declared import Tool, tool
 from perdure.tool.hooks import Hook
 
-__all__ = ["Call", "Hook", "Outcome", "Tool", "tool"]
+__all__ = ["Artifact", "Call", "Hook", "Outcome", "Tool", "tool"]

@@ -17,12 +17,16 @@ from perdure.core.failures import describe
 from perdure.core.outcomes import Returned, Unrecordable
 from perdure.errors import InvalidInput, NotEncodable
 from perdure.interrupts import is_interrupt
+from perdure.tool import artifact
+from perdure.tool.artifact import Artifact, Data, NoVault, Pending, Vault
 from perdure.tool.spend import added, capped, checked
 
 Closer = Callable[[], Coroutine[Any, Any, None]]
 
 # One lock for all calls: the lock is held only for an addition, and a lock in each Call would take memory.
 _ADDING = threading.Lock()
+_OUTSIDE = "an artifact belongs to a run: call the tool from an agent"
+_IN_TRANSACTION = "a transaction tool cannot save an artifact: the journal's database waits for the end of the transaction. Save it in another tool before"
 
 
 class Call:
@@ -49,6 +53,7 @@ class Call:
         on_heartbeat: Callable[[Any], None] | None = None,
         on_spend: Callable[[Usage], None] | None = None,
         closers: dict[Hashable, Closer] | None = None,
+        vaults: Callable[[Call], Vault] | None = None,
     ) -> None:
         self._key = key
         self.run_id = run_id
@@ -62,6 +67,7 @@ class Call:
         self._on_heartbeat = on_heartbeat
         self._on_spend = on_spend
         self._closers = closers
+        self._vaults = vaults
         self._usage: Usage | None = None
         self._cancelled = False
 
@@ -91,6 +97,24 @@ class Call:
         if self._connection is None:
             raise InvalidInput('call.connection exists only in a tool with effect="transaction" that an agent has called')
         return self._connection
+
+    def save(self, data: Data, *, content_type: str = "application/octet-stream") -> Pending[Artifact]:
+        """Store large bytes, and get a pointer to return: `await call.save(…)`, or `call.save(…).wait()` in a sync tool.
+
+        `data` is bytes, the path of a file, a binary file, or an iterator of bytes, sync or async: of a file or an
+        iterator, only some chunks are in memory. The bytes are durable before the call's result is recorded. Return the artifact, or
+        a value that contains it: an artifact that no result of its call names is an orphan, which
+        `perdure prune --orphans` deletes. ArtifactNotSaved if the bytes are too large for the database and the setting
+        `artifacts` names no other place, or if that place cannot be reached.
+        """
+        if self._connection is not None:
+            return artifact.save(NoVault(_IN_TRANSACTION), data, content_type)
+        return artifact.save(self.vault, data, content_type)
+
+    @property
+    def vault(self) -> Vault:
+        """Where the artifacts of this call are. Use `save`, and `open` of an artifact."""
+        return NoVault(_OUTSIDE) if self._vaults is None else self._vaults(self)
 
     def heartbeat(self, progress: Any = None) -> None:
         """Report the progress of the tool, as any value that JSON can hold. Any thread may call this."""

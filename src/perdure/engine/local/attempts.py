@@ -35,6 +35,7 @@ from perdure.engine.threads import Job, Threads
 from perdure.errors import InvalidInput
 from perdure.interrupts import is_interrupt
 from perdure.tool import Call, Hook, Tool
+from perdure.tool.artifact import in_call
 from perdure.tool.call import recordable
 
 RECONCILE_TIMEOUT_S = 60.0
@@ -162,6 +163,7 @@ class Attempt:
         """
         self._begun = True
         _inside.set(True)
+        in_call.set(self._call)
         tool = self._tool
         try:
             self._answer = recordable(tool, await tool.fn(**kwargs))
@@ -208,6 +210,7 @@ class Attempt:
             return Raised(Failure(kind="not_sent", type="NotSent", message=why))
         if self._process is not None:
             return self._process.run()
+        in_call.set(self._call)  # in a context of this job alone
         try:
             value = self._tool.fn(**kwargs)
         except BaseException as error:  # a tool's SystemExit, KeyboardInterrupt or StopIteration fails only its call
@@ -356,11 +359,14 @@ async def reconcile(tool: Tool[..., Any], args: bytes, call: Call, *, threads: T
 def perform_in_transaction(tool: Tool[..., Any], args: bytes, call: Call) -> bytes:
     """Run the tool on this thread, inside the journal's transaction. If the tool raises, the caller must roll back."""
     kwargs = tool.with_call(tool.arguments(args), call)
+    token = in_call.set(call)
     try:
         value = _stepped(tool, tool.fn(**kwargs)) if tool.is_async else tool.fn(**kwargs)
     except StopIteration as error:
         # Futures and coroutines cannot carry a StopIteration.
         raise RuntimeError(f"tool {tool.name} raised StopIteration") from error
+    finally:
+        in_call.reset(token)
     return tool.encode_result(value)
 
 

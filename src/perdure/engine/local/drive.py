@@ -60,6 +60,7 @@ from perdure.core.steps import (
     StopAttempts,
 )
 from perdure.core.steps import StepAppend as CoreAppend
+from perdure.engine.artifacts import Vaults
 from perdure.engine.clock import Clock
 from perdure.engine.local.attempts import Attempt, perform_in_transaction, reconcile
 from perdure.engine.local.limits import Debts, OneAtATime, answer, look
@@ -102,6 +103,7 @@ class Host(Protocol):
     blobs: Mapping[str, bytes]
     threads: Threads
     closers: dict[Hashable, Closer]
+    vaults: Vaults
     performing: Performing | None
     observers: Sequence[Callable[[str, Sequence[Event]], None]]
     group: GroupCommit
@@ -396,6 +398,7 @@ class Drive:
             actor=self._row.actor,
             connection=connection,
             closers=self._host.closers,
+            vaults=self._host.vaults,
         )
 
     def _ask(self, begin: Begin) -> None:

@@ -41,6 +41,7 @@ from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreUnavaila
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewRun, RunRow, Served, Status, Store, Watched
 from perdure.store.open import is_postgres, open_store
+from perdure.tool.artifact import ids_in
 
 Created = tuple[RunRow, bool]
 
@@ -211,6 +212,9 @@ class LocalEngine:
                 # this id.
                 raise no_such_run(run_id)
             status: Status | None = "cancelling" if isinstance(body, _GO_ON) and self._state(run_id).cancel else None
+            if isinstance(body, SignalReceived) and (named := ids_in(body.payload.inline or b"")):
+                # Before the post: when the signal wakes the run, it may open the artifacts at once.
+                self.store.use_artifacts(run_id, named)
             # A signal is news to every unfinished run, so nothing about the run has to be checked before the post.
             expected = None if isinstance(body, SignalReceived) and tenant is None and seen is None else expect
             self.store.post(run_id, call, body, event_id=event_id, now=self._clock.now(), status=status, expect=expected)

@@ -42,6 +42,7 @@ def main() -> int:
     child = os.fork()
     if child == 0:
         _become_tool(request)
+    os.close(request["artifacts"])  # so that the worker sees the end of the tool
     supervise(child, worker, request["limit_s"])
     return 0
 
@@ -147,6 +148,7 @@ def _become_tool(request: dict[str, Any]) -> None:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
+        os.set_inheritable(request["artifacts"], False)
         sys.path[:] = request["path"]
         sys.argv[:] = [request["file"]]
         _run(request, answers)
@@ -171,6 +173,7 @@ def _run(request: dict[str, Any], answers: int) -> None:
     from perdure.core.events import Failure
     from perdure.core.failures import describe
     from perdure.core.outcomes import Returned
+    from perdure.tool.artifact import in_call
     from perdure.tool.call import recordable
 
     one_at_a_time = threading.Lock()
@@ -182,7 +185,9 @@ def _run(request: dict[str, Any], answers: int) -> None:
 
     try:
         tool = _load_tool(request)
-        kwargs = tool.with_call(tool.arguments(request["args"].encode()), _call(request, tell))
+        call = _call(request, tell)
+        kwargs = tool.with_call(tool.arguments(request["args"].encode()), call)
+        in_call.set(call)
     except BaseException as error:  # loading failed, so the tool itself has not begun
         found = describe(error)
         message = f"the tool could not be loaded from {request['file']}: {found.message}"
@@ -207,14 +212,17 @@ def _call(request: dict[str, Any], tell: Any) -> Any:
     import msgspec
 
     from perdure.core.codec import encode
+    from perdure.engine.local.isolated_vault import AskedVault
     from perdure.tool import Call
 
     fields = request["call"]
     deadline = None if fields["deadline"] is None else datetime.fromisoformat(fields["deadline"])
+    asked = AskedVault(request["artifacts"])
     return Call(
         **{**fields, "deadline": deadline},
         on_heartbeat=lambda progress: tell(b"H", encode(progress)),
         on_spend=lambda usage: tell(b"U", msgspec.json.encode(usage)),
+        vaults=lambda call: asked,
     )
 
 

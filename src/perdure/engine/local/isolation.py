@@ -2,6 +2,7 @@
 
     worker ── stdin: one line, the request; then held open, and its end means: stop ──▶ supervisor ── fork ──▶ tool
            ◀───────────────────── stdout: lines, each with one letter in front ─────────────┴────────────────────┘
+           ◀───────────────────── a socket for artifacts (isolated_vault.py) ────────────────────────────────────▶
 
 The tool's process has a session of its own. The supervisor kills this process, and every process that it has started,
 in four cases: the tool has ended; stdin ends, because the worker says stop or has died; the supervisor has got another
@@ -33,6 +34,7 @@ from perdure.core.events import Failure, Usage
 from perdure.core.failures import MAX_MESSAGE_CHARS, clean, describe, received
 from perdure.core.outcomes import Raised, Returned, Unrecordable
 from perdure.engine.local import isolated_main
+from perdure.engine.local.isolated_vault import Service
 from perdure.errors import NotEncodable
 from perdure.store.url import without_password
 from perdure.tool import Call, Tool
@@ -71,23 +73,21 @@ class Isolated:
         self._what = f"the process of tool {tool.name}"
         self._call = call
         self._environment = environment(os.environ, tool.pass_env)
-        self._request = json.dumps(
-            {
-                # The module and function to load come from the function object itself, never from a journal.
-                "module": _module_name(tool),
-                "file": os.path.abspath(inspect.unwrap(tool.fn).__globals__["__file__"]),
-                "function": tool.fn.__name__,
-                # After this time the supervisor kills the tool, in case that this worker is suspended and misses the
-                # timeout.
-                "limit_s": limit_s,
-                "path": [os.path.abspath(entry) for entry in sys.path],
-                "args": args.decode("utf-8"),
-                "call": {
-                    **{name: getattr(call, name) for name in ("key", "run_id", "number", "attempt", "tenant", "actor")},
-                    "deadline": None if call.deadline is None else call.deadline.isoformat(),
-                },
-            }
-        )
+        self._request: dict[str, Any] = {
+            # The module and function to load come from the function object itself, never from a journal.
+            "module": _module_name(tool),
+            "file": os.path.abspath(inspect.unwrap(tool.fn).__globals__["__file__"]),
+            "function": tool.fn.__name__,
+            # After this time the supervisor kills the tool, in case that this worker is suspended and misses the
+            # timeout.
+            "limit_s": limit_s,
+            "path": [os.path.abspath(entry) for entry in sys.path],
+            "args": args.decode("utf-8"),
+            "call": {
+                **{name: getattr(call, name) for name in ("key", "run_id", "number", "attempt", "tenant", "actor")},
+                "deadline": None if call.deadline is None else call.deadline.isoformat(),
+            },
+        }
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
@@ -97,7 +97,9 @@ class Isolated:
         with self._lock:
             if self._stopped:
                 return self._raised("not_sent", "was stopped before it had begun")
+            artifacts: Service | None = None
             try:
+                artifacts = Service(lambda: self._call.vault)
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", isolated_main.__file__],
                     stdin=subprocess.PIPE,
@@ -106,13 +108,18 @@ class Isolated:
                     # The supervisor gets a session of its own: a signal to the worker's process group must not reach
                     # the supervisor, which cleans up after the worker.
                     start_new_session=True,
+                    pass_fds=[artifacts.there.fileno()],
                 )
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # no process, no descriptor or no thread is left
+                if artifacts is not None:
+                    artifacts.close()
                 return self._raised("not_sent", f"could not be started: {error}")
         process = self._process
+        asked = artifacts.there.fileno()
+        artifacts.there.close()  # so that the end of the process is the end of the conversation
         try:
             assert process.stdin is not None
-            process.stdin.write(self._request.encode("ascii") + b"\n")
+            process.stdin.write(json.dumps({**self._request, "artifacts": asked}).encode("ascii") + b"\n")
             process.stdin.flush()
         except (OSError, ValueError):
             pass  # the process is gone, or was stopped just now; its output says which
@@ -128,6 +135,7 @@ class Isolated:
         finally:
             self.stop()
             process.wait()
+            artifacts.close()
 
     def stop(self) -> None:
         """End the process and every process that it has started."""

@@ -32,6 +32,7 @@ from perdure.core.run_core import RunSettings
 from perdure.core.steps import ParkedRun, goes_on_from
 from perdure.engine import threads
 from perdure.engine.api import no_such_run
+from perdure.engine.artifacts import Vaults
 from perdure.engine.clock import Clock
 from perdure.engine.local import sandbox
 from perdure.engine.local.child_discovery import ChildAgents
@@ -160,6 +161,7 @@ class Worker:
         self._stop_listening: Callable[[], None] = lambda: None
         self._forget_clock: Callable[[], None] = lambda: None
         self._asking = ReadingThreads()
+        self.vaults = Vaults(store, settings, clock)
         self.closers: dict[Hashable, Closer] = {}  # at the end of this worker, they close what calls have left open
         # Transaction tools have their own threads, so that slow tools do not delay the threads that look for work.
         self._transactors = ThreadPoolExecutor(_TRANSACTIONS, "perdure-transaction")
@@ -240,6 +242,7 @@ class Worker:
                 for reader in self._readers.copy():
                     reader.cancel()  # the answer is not needed any more, and the loop may be closed when it comes
                 self._asking.close()
+                self.vaults.close()
 
     async def _close(self, owner: Hashable) -> None:
         try:

@@ -953,6 +953,38 @@ SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 
 DELETE FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
     AND NOT EXISTS (SELECT 1 FROM perdure_blob_uses AS u WHERE u.digest = perdure_blobs.digest)
 
+-- == Artifacts ========================================================================================================
+
+-- name: artifact_to_change
+SELECT id, state FROM perdure_artifacts WHERE artifact = ? FOR UPDATE
+
+-- name: artifacts_to_use
+-- The artifacts of this tenant that a new run, or a signal, names. They stay locked until this transaction has recorded
+-- that the run uses them: no prune can delete them before.
+SELECT id, artifact FROM perdure_artifacts
+WHERE artifact = ANY (ARRAY(SELECT jsonb_array_elements_text(:artifacts::jsonb))) AND tenant = :tenant AND state = 'saved'
+ORDER BY id FOR KEY SHARE
+
+-- name: whole_artifact_uses
+-- The saved artifacts that these families use, by the key of their root.
+SELECT u.run, a.artifact FROM perdure_artifact_uses AS u JOIN perdure_artifacts AS a ON a.id = u.artifact
+WHERE u.run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value))) AND a.state = 'saved' ORDER BY u.run, u.artifact
+
+-- name: used_artifacts
+SELECT DISTINCT artifact FROM perdure_artifact_uses WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value))) ORDER BY artifact
+
+-- name: prune_artifact_uses
+DELETE FROM perdure_artifact_uses WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: lock_artifacts
+-- Lock them before artifacts_to_prune checks which are used: a transaction that gives one of them to a new run has a lock
+-- on it until its commit.
+SELECT id FROM perdure_artifacts WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:artifacts::jsonb) AS v (value))) ORDER BY id FOR UPDATE
+
+-- name: artifacts_to_prune
+SELECT id FROM perdure_artifacts WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:artifacts::jsonb) AS v (value)))
+    AND NOT EXISTS (SELECT 1 FROM perdure_artifact_uses AS u WHERE u.artifact = perdure_artifacts.id) ORDER BY id
+
 -- == Opening =========================================================================================================
 
 -- name: migrating
@@ -1009,6 +1041,8 @@ FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_mov
         ('worker', 'perdure_events', 'SELECT, INSERT', ''), ('worker', 'perdure_blobs', 'SELECT, INSERT, UPDATE', 'digest'),
         ('worker', 'perdure_blob_uses', 'SELECT, INSERT', ''), ('worker', 'perdure_lines', 'SELECT, INSERT', ''),
         ('worker', 'perdure_signals', 'SELECT, INSERT', ''),
+        ('worker', 'perdure_artifacts', 'SELECT, INSERT, UPDATE, DELETE', 'state, place, object, sha256, size'),
+        ('worker', 'perdure_artifact_chunks', 'SELECT, INSERT, DELETE', ''), ('worker', 'perdure_artifact_uses', 'SELECT, INSERT, DELETE', ''),
         ('worker', 'perdure_runs', 'SELECT, INSERT, UPDATE', 'version, status, waiting_for, ready_at, seq, head, epoch, nonce, holder, lost, '
             'lost_with, crashes, error, updated_at, attention, ledger, line'),
         ('worker', 'perdure_approvals', 'SELECT, INSERT, UPDATE', 'status, deciders, expires_at, escalated, voters, digest, settled_by, note, '

@@ -682,6 +682,34 @@ SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_
 DELETE FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
     AND NOT EXISTS (SELECT 1 FROM perdure_blob_uses AS u WHERE u.digest = perdure_blobs.digest)
 
+-- == Artifacts ========================================================================================================
+
+-- name: artifact_to_change
+SELECT id, state FROM perdure_artifacts WHERE artifact = ?
+
+-- name: artifacts_to_use
+-- The artifacts of this tenant that a new run, or a signal, names.
+SELECT id, artifact FROM perdure_artifacts WHERE artifact IN (SELECT value FROM json_each(:artifacts)) AND tenant = :tenant AND state = 'saved'
+
+-- name: whole_artifact_uses
+-- The saved artifacts that these families use, by the key of their root.
+SELECT u.run, a.artifact FROM perdure_artifact_uses AS u JOIN perdure_artifacts AS a ON a.id = u.artifact
+WHERE u.run IN (SELECT value FROM json_each(:runs)) AND a.state = 'saved' ORDER BY u.run, u.artifact
+
+-- name: used_artifacts
+SELECT DISTINCT artifact FROM perdure_artifact_uses WHERE run IN (SELECT value FROM json_each(:runs)) ORDER BY artifact
+
+-- name: prune_artifact_uses
+DELETE FROM perdure_artifact_uses WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: lock_artifacts
+-- No lock is needed: on SQLite only one transaction writes at a time.
+SELECT id FROM perdure_artifacts WHERE id IN (SELECT value FROM json_each(:artifacts))
+
+-- name: artifacts_to_prune
+SELECT id FROM perdure_artifacts WHERE id IN (SELECT value FROM json_each(:artifacts))
+    AND NOT EXISTS (SELECT 1 FROM perdure_artifact_uses AS u WHERE u.artifact = perdure_artifacts.id) ORDER BY id
+
 -- == Opening =========================================================================================================
 
 -- name: has_schema_table

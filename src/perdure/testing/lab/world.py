@@ -7,21 +7,27 @@ and keys, the files count as equal.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from perdure.testing.lab.contents import MOST_BYTES, SIDECARS, FileSeen, seen, seen_large
+from perdure.tool.artifact import SCHEME
 
 Aliases = Mapping[str, str]
+_ARTIFACT = re.compile(re.escape(SCHEME) + r"[0-9a-f]{32}")
 __all__ = ["Aliases", "FileSeen", "files", "normal", "plain"]
 
 
 def plain(text: str, known: Aliases) -> str:
-    """The text, with the ids and keys of the run replaced by their aliases."""
+    """The text, with the ids and keys of the run replaced by their aliases.
+
+    The URIs of artifacts are replaced, too: they are random. The pointer also has the hash of the bytes, which counts.
+    """
     for own, stands_for in known.items():
         text = text.replace(own, stands_for)
-    return text
+    return _ARTIFACT.sub("<artifact>", text) if SCHEME in text else text
 
 
 def files(folder: Path, known: Aliases) -> dict[str, FileSeen]:

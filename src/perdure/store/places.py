@@ -1,0 +1,249 @@
+"""Places for artifacts outside of the database: a folder, or a bucket of an S3-compatible store.
+
+A place only knows names and bytes. Which artifact has which name, whose it is, and whether its bytes are right, is
+known to the database alone. Every method blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from perdure.errors import InvalidInput, NotReady, StoreCorrupt, StoreUnavailable
+
+T = TypeVar("T")
+_NAME = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{16})?")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_BACKOFF: Any = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
+_FORMS = "file:///absolute/folder, s3://bucket or s3://bucket/prefix"
+
+
+class ObjectWriter(Protocol):
+    """Writes one object. The object is there, whole and durable, only after `close`."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+    def give_up(self) -> None:
+        """Write nothing more. What was written is left for `Place.delete`."""
+
+
+class Place(Protocol):
+    url: str
+    piece_bytes: int  # how much is read at a time
+
+    def create(self, name: str) -> ObjectWriter:
+        """Begin an object. An object with the same name is replaced when the new one is closed."""
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        """At most `size` bytes from `start`. StoreCorrupt if there is no such object."""
+
+    def delete(self, name: str) -> None:
+        """Delete the object, and what is left of an object that was never closed. Nothing happens if there is none."""
+
+
+def open_place(url: str) -> Place:
+    """The place that a URL names. Nothing is written yet."""
+    if url.startswith("file:"):
+        return Folder(url)
+    if url.startswith("s3:"):
+        return Bucket(url)
+    raise InvalidInput(f"{url!r:.100} is not a place for artifacts; supported: {_FORMS}")
+
+
+def check_place(url: str) -> str:
+    """The URL, if it has the form of a place. InvalidInput if not."""
+    open_place(url)
+    return url
+
+
+def _checked(name: str) -> str:
+    assert _NAME.fullmatch(name), name  # a name is made by perdure, and never of a path
+    return name
+
+
+class Folder:
+    """A folder. If several machines work on a journal, they all need the same folder at the same path."""
+
+    piece_bytes = 1 << 20
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        path = unquote(parts.path)
+        if (
+            parts.netloc not in ("", "localhost")
+            or not path.startswith("/")
+            or path == "/"
+            or "\0" in path
+            or parts.query
+            or parts.fragment
+        ):
+            raise InvalidInput(f"{url!r:.100} does not name a folder for artifacts: file:///absolute/folder")
+        self.url = url
+        self._folder = Path(os.path.normpath(path))
+
+    def create(self, name: str) -> ObjectWriter:
+        target = self._file(name)
+        try:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return _FileWriter(self, target)
+        except OSError as error:
+            raise self.unavailable(error) from None
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        try:
+            with open(os.open(self._file(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+                file.seek(start)
+                return file.read(size)
+        except FileNotFoundError:
+            raise StoreCorrupt(f"{self._file(name)} is missing; restore it from a backup, or mount the folder on this machine") from None
+        except OSError as error:
+            raise self.unavailable(error) from None
+
+    def delete(self, name: str) -> None:
+        target = self._file(name)
+        try:
+            for file in (_part(target), target):
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise self.unavailable(error) from None
+
+    def unavailable(self, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(f"the folder for artifacts {self._folder} cannot be used: {error.strerror or error}")
+
+    def _file(self, name: str) -> Path:
+        # Two levels, so that no folder gets too many files.
+        return self._folder / _checked(name)[:2] / name
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(target.name + ".part")
+
+
+class _FileWriter:
+    """Writes beside the final name, and renames at the end: a crash in between leaves only a file that ends in .part."""
+
+    def __init__(self, folder: Folder, target: Path) -> None:
+        self._folder = folder
+        self._target = target
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file: BinaryIO = open(os.open(_part(target), flags, 0o600), "wb")  # noqa: SIM115 – `close` closes it
+
+    def write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise self._folder.unavailable(error) from None
+
+    def give_up(self) -> None:
+        try:
+            self._file.close()
+        except OSError:
+            pass  # the rest of its buffer cannot be written, and need not be
+
+    def close(self) -> None:
+        try:
+            with self._file as file:
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(_part(self._target), self._target)
+            for folder in (self._target.parent, self._target.parent.parent):
+                entry = os.open(folder, os.O_RDONLY)
+                try:
+                    os.fsync(entry)  # or a power loss could forget the name of the file
+                finally:
+                    os.close(entry)
+        except OSError as error:
+            raise self._folder.unavailable(error) from None
+
+
+class Bucket:
+    """A bucket of an S3-compatible store. Credentials, region and endpoint come from the usual AWS_… variables."""
+
+    piece_bytes = 8 << 20  # each piece is a request
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if _BUCKET.fullmatch(parts.netloc) is None or parts.query or parts.fragment:
+            raise InvalidInput(f"{url!r:.100} does not name a bucket: s3://bucket or s3://bucket/prefix")
+        self.url = url
+        self._bucket = parts.netloc
+        self._prefix = unquote(parts.path).strip("/")
+        self._opened: Any = None
+
+    @property
+    def _store(self) -> Any:
+        if self._opened is None:
+            try:
+                from obstore.store import S3Store
+            except ImportError:
+                raise NotReady(f"artifacts in {self.url} need the package obstore: pip install 'perdure[s3]'") from None
+            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+            given: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
+            # Plain HTTP only where the endpoint says so itself.
+            self._opened = S3Store(
+                self._bucket,
+                prefix=self._prefix or None,
+                client_options={"allow_http": endpoint.startswith("http://"), "timeout": "60s", "connect_timeout": "10s"},
+                retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=60), "backoff": _BACKOFF},
+                **given,
+            )
+        return self._opened
+
+    def create(self, name: str) -> ObjectWriter:
+        store = self._store
+        from obstore import open_writer
+
+        # Only one piece is on its way at a time: more would be faster, and would take as many times the memory.
+        writer = self._do(lambda: open_writer(store, _checked(name), buffer_size=self.piece_bytes, max_concurrency=1))
+        return _ObjectWriter(self, writer)
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        store = self._store
+        from obstore import get_range
+
+        return bytes(self._do(lambda: get_range(store, _checked(name), start=start, length=size)))
+
+    def delete(self, name: str) -> None:
+        store = self._store
+        from obstore import delete
+
+        try:
+            self._do(lambda: delete(store, _checked(name)))
+        except StoreCorrupt:
+            pass  # there is no such object
+
+    def _do(self, work: Callable[[], T]) -> T:
+        from obstore.exceptions import BaseError
+
+        try:
+            return work()
+        except FileNotFoundError:
+            raise StoreCorrupt(f"an object, or the bucket itself, is missing from {self.url}; restore it from a backup") from None
+        except (BaseError, OSError) as error:
+            first = str(error).strip().splitlines() or [type(error).__name__]
+            raise StoreUnavailable(f"the bucket for artifacts {self.url} cannot be used: {first[0][:300]}") from None
+
+
+class _ObjectWriter:
+    """A multipart upload, or one request for a small object. A crash leaves parts that only the bucket's own rule for
+    incomplete uploads deletes."""
+
+    def __init__(self, bucket: Bucket, writer: Any) -> None:
+        self._bucket = bucket
+        self._writer = writer
+
+    def write(self, data: bytes) -> None:
+        self._bucket._do(lambda: self._writer.write(data))
+
+    def close(self) -> None:
+        self._bucket._do(self._writer.close)
+
+    def give_up(self) -> None:
+        pass  # an upload that is not closed makes no object
