@@ -18,7 +18,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, cast
 
-import anyio
 from agents import support
 from fastapi import Depends, FastAPI, Request, Response
 from login import Caller, load_people
@@ -118,11 +117,11 @@ async def frames(handle: Handle, after: int) -> AsyncIterator[str]:
     except PerdureError as error:
         log.error("the events of run %s: %s", handle.id, error)  # the stream ends without `end`, so the client connects again
     finally:
-        # When the client has gone, Starlette cancels every await in here that is not shielded.
-        with anyio.CancelScope(shield=True):
-            if reading is not None:
-                reading.cancel()
-                await asyncio.wait([reading])
+        # The client has gone, or the run has ended. A generator cannot be closed while a read is under way in it; a read that
+        # is cancelled ends it.
+        if reading is not None:
+            reading.cancel()
+        else:
             await following.aclose()
 
 

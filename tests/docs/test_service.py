@@ -244,6 +244,59 @@ def test_a_client_that_goes_away_leaves_nothing_behind(service):
     assert [words for words in ("Traceback", "ERROR", "Cancel ", "never retrieved") if words in log] == [], log
 
 
+ABANDONED = """
+import asyncio
+from agents import support
+from perdure import Perdure
+from web import frames
+from wire import EventStream
+
+async def left_by_its_client(handle, event):
+    gone = asyncio.Event()
+
+    async def receive():
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        if event in message.get("body", b""):
+            gone.set()
+            if WHERE == "while it sends":
+                await asyncio.Event().wait()  # a client that reads no more
+
+    await EventStream(frames(handle, 0))({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
+
+async def main():
+    async with Perdure() as app:
+        handle = await app.start(support.input("Order o-81 is lost."), id="case-1")  # no worker: one event, and no more
+        before = asyncio.all_tasks()
+        for _ in range(3):
+            await left_by_its_client(handle, b"id: 1")
+        async with asyncio.timeout(60):
+            while asyncio.all_tasks() != before:
+                await asyncio.sleep(0.05)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("where", ["while it waits", "while it sends"])
+def test_a_read_ends_when_its_client_has_gone(where, tmp_path):
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "SERVICE_"))}
+    path = os.pathsep.join((str(ROOT / "src"), str(SERVICE)))
+    ran = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", f"WHERE = {where!r}\n{ABANDONED}"],
+        cwd=tmp_path,
+        env={**env, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
+    assert "never retrieved" not in ran.stderr
+
+
 @pytest.mark.full
 def test_the_probes_say_whether_the_web_process_and_the_worker_are_well(service):
     assert service.health("web") == 0
