@@ -44,16 +44,19 @@ async def pay_back(order: str, cents: int, call: Call) -> dict[str, Any]:
     return {"cents": cents}
 
 
-def look(request: Request) -> Answer:
-    """The script's first line. A real model finds the order's number itself."""
+def order_in(request: Request) -> str:
+    """The order's number in the first message. A real model finds it itself."""
     first = next(message.text for message in request.messages if isinstance(message, User))
-    order = next((order for order in ORDERS if order in first), "o-81")
-    return Answer("Let me look at the order.", (ToolUse("use_1", "look_up", {"order": order}),), "tools")
+    return next((order for order in ORDERS if order in first), "o-81")
+
+
+def look(request: Request) -> Answer:
+    """The script's first line."""
+    return Answer("Let me look at the order.", (ToolUse("use_1", "look_up", {"order": order_in(request)}),), "tools")
 
 
 def refund(request: Request) -> Answer:
-    first = next(message.text for message in request.messages if isinstance(message, User))
-    order = next((order for order in ORDERS if order in first), "o-81")
+    order = order_in(request)
     wanted = ToolUse("use_2", "pay_back", {"order": order, "cents": ORDERS[order]["cents"]})
     return Answer("I propose to pay it back.", (wanted,), "tools")
 
