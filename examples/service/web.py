@@ -115,7 +115,7 @@ async def frames(handle: Handle, after: int) -> AsyncIterator[str]:
                 return
             yield frame(event)
     except PerdureError as error:
-        log.error("the events of run %s: %s", handle.id, error)  # the stream ends without `end`, so the client connects again
+        log.error("the events of run %s: %s", handle.id, error.in_full())  # the stream ends without `end`, so the client connects again
     finally:
         # The client has gone, or the run has ended. A generator cannot be closed while a read is under way in it; a read that
         # is cancelled ends it.
@@ -180,5 +180,5 @@ async def live() -> dict[str, bool]:
 @app.get("/health/ready")
 async def ready(perdure: Journal) -> dict[str, bool]:
     """The database answers, too; otherwise 503."""
-    await perdure.list(limit=1)
+    await perdure.health(timeout=3)
     return {"ok": True}

@@ -122,7 +122,7 @@ async def frames(handle: Handle, after: int) -> AsyncIterator[str]:
                 said = time.monotonic()
                 yield KEEP_ALIVE
     except PerdureError as error:
-        log.error("the events of run %s: %s", handle.id, error)  # the stream ends without `end`, so the client connects again
+        log.error("the events of run %s: %s", handle.id, error.in_full())  # the stream ends without `end`, so the client connects again
 
 
 # -- approvals ----------------------------------------------------------------------------------------------------------------
@@ -182,5 +182,5 @@ def live() -> dict[str, bool]:
 @app.get("/health/ready")
 def ready(perdure: Journal) -> dict[str, bool]:
     """The database answers, too; otherwise 503."""
-    perdure.list(limit=1)
+    perdure.health(timeout=3)
     return {"ok": True}

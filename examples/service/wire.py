@@ -63,6 +63,7 @@ def run_view(info: RunInfo, result: Any = None) -> dict[str, Any]:
         "id": info.id,
         "status": info.status,
         "finished": info.finished,
+        "said": info.said,
         "waiting_for": info.waiting_for,
         "attention": info.attention,
         "started_by": info.actor,
@@ -108,33 +109,25 @@ SHOWN: dict[str, tuple[str, ...]] = {
 
 
 # -- errors -------------------------------------------------------------------------------------------------------------------
-def _answer_to(error: PerdureError) -> tuple[int, str]:
-    """The HTTP status and what the client reads.
-
-    The words of perdure are used only where they are about the request itself. Other messages can name the database.
-    """
-    match error:
-        case NotFound():
-            return 404, "there is no such run or approval"
-        case NotPermitted():
-            return 403, str(error)
-        case Conflict():
-            return 409, str(error)
-        case AlreadyRunning():
-            return 409, "a worker holds this run"
-        case InvalidInput():
-            return 422, str(error)
-        case StoreUnavailable():
-            return 503, "the database does not answer; try again"
-        case _:
-            return 500, "the service has failed"
+# The first class that fits counts. `str(error)` names no database, no host and no command, so a client may read it.
+STATUSES: list[tuple[type[PerdureError], int]] = [
+    (NotFound, 404),
+    (NotPermitted, 403),
+    (Conflict, 409),
+    (AlreadyRunning, 409),
+    (InvalidInput, 422),
+    (StoreUnavailable, 503),
+]
 
 
 async def _answer(_: Request, error: Exception) -> JSONResponse:
-    code, text = _answer_to(cast("PerdureError", error))
-    if code >= 500:
-        log.error("%s: %s", type(error).__name__, error)
-    return JSONResponse({"detail": text}, code, {"Retry-After": "1"} if code == 503 else None)
+    assert isinstance(error, PerdureError)
+    code = next((code for kind, code in STATUSES if isinstance(error, kind)), 500)
+    if code < 500:
+        return JSONResponse({"detail": str(error)}, code)
+    log.error("%s: %s", type(error).__name__, error.in_full())  # with the host, for the people who operate this
+    said = "the database does not answer; try again" if code == 503 else "the service has failed"
+    return JSONResponse({"detail": said}, code, {"Retry-After": "1"} if code == 503 else None)
 
 
 def map_errors(app: FastAPI) -> None:

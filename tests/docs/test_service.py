@@ -320,7 +320,7 @@ def test_a_client_reads_nothing_of_the_database_and_gets_503_while_it_is_down(pr
     service = Service(tmp_path, postgres_url, program)
     try:
         unknown = service.get("ann", "/runs/none")
-        assert (unknown.status_code, unknown.json()) == (404, {"detail": "there is no such run or approval"})
+        assert (unknown.status_code, unknown.json()) == (404, {"detail": "there is no run none"})
         assert service.get("bob", "/health/ready").status_code == 200
         postgres.stop()
         down = until(lambda: (found := service.get("ann", "/runs/none")).status_code == 503 and found)
