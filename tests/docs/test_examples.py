@@ -28,7 +28,7 @@ from perdure.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", EXAMPLES / "service" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^(?:<!-- (?P<mark>\w+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 
 
@@ -207,7 +207,11 @@ def test_every_command_in_a_page_exists(page):
     assert [fault for words in commands(page.read_text()) if (fault := wrong_with(words))] == []
 
 
-@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example",
+    [*sorted(EXAMPLES.glob("*.py")), *(EXAMPLES / "service" / name for name in ("agents.py", "web.py", "web_sync.py"))],
+    ids=lambda path: path.stem,
+)
 def test_every_command_in_an_examples_docstring_exists(example):
     typed = re.findall(r"^\s*(perdure .*?)(?: &)?(?:  .*)?$", ast.get_docstring(ast.parse(example.read_text())) or "", re.M)
     assert typed
