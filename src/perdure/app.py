@@ -47,7 +47,7 @@ from perdure.errors import (
     UnknownAgent,
 )
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, Current, Filter, NewRun, RunRow, Served
+from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, Current, Filter, NewRun, OpenAttempt, RunRow, Served
 from perdure.store.url import shown_url
 from perdure.tool.artifact import Artifact, ids_in, in_call, pointers_in
 from perdure.undo import Undoer, UndoPlan, undoable
@@ -78,6 +78,8 @@ class RunningCall(Struct, frozen=True):
     tool: str  # or the name of the model
     attempt: int
     since: datetime
+    # What the tool last reported with `call.heartbeat`. It is stored every few seconds, so it may be a little old.
+    progress: Any = None
 
 
 class RunInfo(Struct, frozen=True):
@@ -121,6 +123,11 @@ class RunInfo(Struct, frozen=True):
         return micros_of(value) if isinstance(value, datetime) else value
 
 
+def _running(one: OpenAttempt) -> RunningCall:
+    progress = None if one.progress is None else codec.decode(one.progress)
+    return RunningCall(one.call, one.tool, one.attempt, utc_within(one.since), progress)
+
+
 def info_of(row: RunRow, now: Current = Current()) -> RunInfo:  # noqa: B008
     """What users see of a run: of its row, and of its journal. The other fields of the row, such as the lease, are for workers."""
     failure = now.failure
@@ -145,7 +152,7 @@ def info_of(row: RunRow, now: Current = Current()) -> RunInfo:  # noqa: B008
         due=None if row.ready_at is None else utc_within(row.ready_at),
         said=now.said,
         failure=None if failure is None else FailureInfo(failure.type, failure.kind, failure.message),
-        running=tuple(RunningCall(one.call, one.tool, one.attempt, utc_within(one.since)) for one in now.running),
+        running=tuple(_running(one) for one in now.running),
     )
 
 

@@ -49,6 +49,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Count = 64  # how many sync tools run at the same time in one worker
     drain_timeout_s: Span = 30.0
     flush_s: Span = 0.05  # how long results of `read` calls may wait for the next commit
+    progress_s: Span = 2.0  # the progress of calls is stored at most this often; 0: with every iteration of the loop
     poll_s: Period = 0.25  # how often the database is polled for changes, in case a bell was missed
     park_after_s: Span = 1.0  # a run with nothing to do for longer than this is parked
     cancel_grace_s: Span = 5.0  # how long a timed-out or cancelled tool may take to stop

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from tests.conformance.suite_artifacts import ArtifactConformance
 from tests.conformance.suite_moving import MovingConformance
+from tests.conformance.suite_progress import ProgressConformance
 from tests.conformance.suite_queues import QueueConformance
 from tests.conformance.suite_suspects import SuspectConformance
 from tests.conformance.suite_waiting import WaitingConformance
@@ -49,7 +50,9 @@ RELEASED = RunReleased("waiting", "a signal")
 ROWS = [None, RowChange("running"), RowChange("waiting", release=True)]
 
 
-class StoreConformance(ArtifactConformance, QueueConformance, SuspectConformance, WaitingConformance, MovingConformance):
+class StoreConformance(
+    ArtifactConformance, QueueConformance, SuspectConformance, WaitingConformance, MovingConformance, ProgressConformance
+):
     """Subclass it with a `make_store` fixture: a function that opens a new, empty store."""
 
     @pytest.fixture

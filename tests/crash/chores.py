@@ -13,7 +13,7 @@ from typing import Any
 from tests.crash import paid
 from tests.crash.ledger import Ledger
 
-from perdure import Call, NotSent, Retry, Run, Tool, ToolFailed, agent, tool
+from perdure import Call, NotSent, Outcome, Retry, Run, Tool, ToolFailed, agent, tool
 
 AT_ONCE = Retry(attempts=3, base=0.01, jitter=0)
 
@@ -152,9 +152,37 @@ def segfault_once(what: str, seconds: float, call: Call) -> str:
     return ""
 
 
+PARTS = 2_000  # more than an attempt of a test can upload before it is killed
+
+
+async def _upload(what: str, seconds: float, call: Call) -> str:
+    """Uploads parts: the first attempt never ends, the next one only the part at which it begins."""
+    begins_at = call.last_progress["part"] if call.last_progress is not None else 0
+    Ledger.here().note("begun", what, call, part=begins_at)
+    for part in range(begins_at, PARTS if call.attempt == 1 else begins_at + 1):
+        await asyncio.sleep(seconds)
+        call.heartbeat({"part": part + 1})
+    return f"from part {begins_at}"
+
+
+upload_again = tool(effect="idempotent", name="upload_again")(_upload)
+upload_keyed = tool(effect="keyed", name="upload_keyed")(_upload)
+upload_once = tool(effect="once", name="upload_once")(_upload)
+
+
+@upload_once.reconcile
+async def _(what: str, seconds: float, call: Call) -> Outcome:
+    """Finds nothing, and notes what it was told."""
+    Ledger.here().note("asked", what, call, part=None if call.last_progress is None else call.last_progress["part"])
+    return Outcome.unknown("the service has a part of it")
+
+
 TOOLS: dict[str, Tool[..., Any]] = {
     found.name: found
-    for found in (work, deed, step, refuse, book, nothing, odd, block, poison, leave, breed, orphan, family, segfault, segfault_once)
+    for found in (
+        *(work, deed, step, refuse, book, nothing, odd, block, poison, leave, breed, orphan, family, segfault, segfault_once),
+        *(upload_again, upload_keyed, upload_once),
+    )
 }
 
 

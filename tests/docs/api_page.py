@@ -49,7 +49,7 @@ INSIDE: Mapping[str, str] = {
     "Approval": "check_for request",
     "ApprovalRow": "standing",
     "Artifact": "id",
-    "Call": "outside add_usage ask_to_stop vault",
+    "Call": "outside add_usage ask_to_stop hear progress_json vault",
     "CallState": "may_cost cost_if keys recorded_key estimate unsettled reserved",
     "Circles": "usd_micros",
     "Handle": "row",

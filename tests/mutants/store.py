@@ -6,7 +6,42 @@ from tests.mutants.mutant import Mutant
 
 SUSPECTS = "tests/conformance/test_sqlite.py::TestSqliteInMemory"
 
+PROGRESS = "tests/conformance/test_sqlite.py::TestSqliteInMemory::test_"
+
 STORE = (
+    Mutant(
+        name="a_late_worker_overwrites_progress",
+        guard="progress is stored only by the worker that holds the run",
+        promise="G3",
+        file="store/common.sql",
+        where="keep_progress",
+        old="FROM perdure_runs WHERE run_id = ? AND holder = ? AND epoch = ?\n",
+        new="FROM perdure_runs WHERE run_id = ? AND (holder = ? OR TRUE) AND epoch = ?\n",
+        red=f"{PROGRESS}a_worker_that_lost_its_run_cannot_overwrite_the_progress",
+        store="sqlite",
+    ),
+    Mutant(
+        name="an_earlier_claim_may_store_progress",
+        guard="progress is stored only under the epoch of the present claim",
+        promise="G3",
+        file="store/common.sql",
+        where="keep_progress",
+        old="holder = ? AND epoch = ?\nON CONFLICT",
+        new="holder = ? AND epoch >= ?\nON CONFLICT",
+        red=f"{PROGRESS}the_holder_of_an_earlier_claim_is_another_one_even_with_the_same_name",
+        store="sqlite",
+    ),
+    Mutant(
+        name="an_earlier_attempt_replaces_progress",
+        guard="an earlier attempt never replaces the progress of a later one",
+        promise="G3",
+        file="store/common.sql",
+        where="keep_progress",
+        old="WHERE perdure_progress.attempt <= excluded.attempt\n",
+        new="WHERE TRUE\n",
+        red=f"{PROGRESS}an_earlier_attempt_never_replaces_the_progress_of_a_later_one",
+        store="sqlite",
+    ),
     Mutant(
         name="a_lost_signal_is_posted_again",
         guard="a signal whose answer was lost is stored once",
@@ -81,8 +116,8 @@ STORE = (
         promise="G4",
         file="store/private_folder.py",
         where="PrivateFolder._require_private",
-        old="        if status.st_mode & _OTHERS_WRITE:",
-        new="        if False:",
+        old="        elif status.st_mode & _OTHERS_WRITE:",
+        new="        elif False:",
         red="tests/unit/test_store_workers_folder.py::test_a_folder_that_others_can_write_to_is_refused_with_the_way_out[511]",
         store="sqlite",
         says="Failed",
@@ -93,8 +128,8 @@ STORE = (
         promise="G4",
         file="store/private_folder.py",
         where="PrivateFolder._require_private",
-        old="        if not self.is_trusted(status):",
-        new="        if False:",
+        old="        elif not self.is_trusted(status):",
+        new="        elif False:",
         red="tests/unit/test_store_workers_folder.py::test_a_folder_that_another_user_made_is_refused_with_the_way_out[448]",
         store="sqlite",
         says="Failed",

@@ -15,6 +15,7 @@ import pytest
 from perdure.core.codec import MAX_BYTES
 from perdure.core.failures import IN_DOUBT_KINDS
 from perdure.core.outcomes import Abandoned, Performed, Raised, Returned, Unrecordable
+from perdure.core.retry import Retry
 from perdure.engine.local import attempts
 from perdure.engine.local.attempts import Attempt, attempt, perform_in_transaction, reconcile
 from perdure.engine.threads import Threads
@@ -530,3 +531,102 @@ def test_a_transaction_result_that_cannot_be_recorded_rolls_back():
 
 def test_a_hook_has_a_minute_where_its_tool_has_no_deadline():
     assert attempts.RECONCILE_TIMEOUT_S == 60
+
+
+# -- a tool that goes silent ----------------------------------------------------------------------------------------------
+SILENT_S = 0.2
+
+
+def quick_beats(call: Call) -> None:
+    """Heartbeats for longer than the heartbeat timeout."""
+    until_s = time.monotonic() + 3 * SILENT_S
+    while time.monotonic() < until_s and not call.cancelled:
+        call.heartbeat()
+        time.sleep(SILENT_S / 10)
+
+
+def test_an_async_attempt_that_goes_silent_is_ended_like_a_time_out() -> None:
+    @tool(heartbeat_timeout=SILENT_S)
+    async def silent(call: Call) -> None:
+        call.heartbeat("alive")
+        await asyncio.sleep(60)
+
+    call = a_call()
+    answer = performed(silent, call=call)
+    assert isinstance(answer, Raised)
+    assert (answer.failure.kind, answer.failure.type) == ("timeout", "HeartbeatTimeout")
+    assert answer.failure.message.startswith("no heartbeat for 0.2 s: tool silent (run r, call 4, attempt 1)")
+    assert Retry(on=(TimeoutError,)).covers(answer.failure)
+    assert call.progress == "alive"
+
+
+def test_an_attempt_that_never_sends_a_heartbeat_is_silent_from_its_start_on() -> None:
+    @tool(heartbeat_timeout=SILENT_S)
+    async def silent() -> None:
+        await asyncio.sleep(60)
+
+    begun_s = time.monotonic()
+    answer = performed(silent)
+    assert isinstance(answer, Raised)
+    assert "no heartbeat" in answer.failure.message
+    assert time.monotonic() - begun_s >= SILENT_S
+
+
+def test_a_sync_attempt_that_goes_silent_is_abandoned_after_the_grace_period() -> None:
+    ends = threading.Event()
+
+    @tool(heartbeat_timeout=SILENT_S)
+    def silent(call: Call) -> None:
+        ends.wait(60)
+
+    answer = performed(silent)
+    ends.set()
+    assert isinstance(answer, Abandoned)
+    assert answer.failure.kind == "timeout"
+    assert answer.failure.message.startswith("no heartbeat for 0.2 s")
+
+
+@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+def test_heartbeats_keep_an_attempt_alive_longer_than_the_heartbeat_timeout(sync: bool) -> None:
+    async def beats(call: Call) -> str:
+        for _ in range(15):
+            call.heartbeat()
+            await asyncio.sleep(SILENT_S / 5)
+        return "done"
+
+    def beats_sync(call: Call) -> str:
+        quick_beats(call)
+        return "done"
+
+    # Long enough that a busy machine does not make a heartbeat late.
+    made: Tool[..., Any] = tool(heartbeat_timeout=5 * SILENT_S)(beats_sync if sync else beats)
+    assert performed(made) == Returned(b'"done"')
+
+
+def test_a_silent_tool_that_raises_when_it_is_stopped_has_timed_out() -> None:
+    @tool(heartbeat_timeout=SILENT_S)
+    async def silent() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise RuntimeError("half done") from None
+
+    answer = performed(silent)
+    assert isinstance(answer, Raised)
+    assert (answer.failure.kind, answer.failure.message) == ("timeout", "half done")
+
+
+def test_no_timer_is_left_of_an_attempt_that_answered_at_once() -> None:
+    @tool(heartbeat_timeout=60)
+    async def quick() -> int:
+        return 1
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Performed] = loop.create_future()
+        one = attempt(quick, NOTHING, a_call(), threads=Threads(4), grace_s=GRACE_S)
+        loop.call_soon(one.start, answered.set_result)
+        assert await answered == Returned(b"1")
+        assert one._beats is None
+
+    asyncio.run(main())

@@ -72,6 +72,21 @@ def wrong_amount(call: Call) -> str:
     return "spent"
 
 @tool(isolate=True)
+def goes_on(call: Call) -> object:
+    return call.last_progress
+
+@tool(isolate=True, heartbeat_timeout=1)
+def silent(call: Call) -> None:
+    call.heartbeat("loaded")
+    time.sleep(60)
+
+@tool(isolate=True)
+def beats_often(call: Call) -> int:
+    for done in range(10_000):
+        call.heartbeat({"done": done})
+    return 10_000
+
+@tool(isolate=True)
 def chatters(size: int, call: Call) -> str:
     """Threads that speak all the time, also while the answer, much larger than a pipe, is on its way."""
     def chatter() -> None:
@@ -240,6 +255,26 @@ def test_a_large_argument_and_a_large_result_get_through(tools):
     assert len(answer.result) == 3_000_002
     text = "y" * 2_000_000
     assert performed(tools.asynchronous, text) == Returned(f'"{text}"'.encode())
+
+
+def test_an_isolated_tool_gets_the_last_progress_of_the_attempt_before(tools):
+    call = a_call()
+    call.last_progress = {"part": 40}
+    assert performed(tools.goes_on, call=call) == Returned(b'{"part":40}')
+
+
+def test_an_isolated_tool_that_goes_silent_is_ended_and_the_time_to_load_it_does_not_count(tools):
+    call = a_call()
+    kind, message = failure_of(performed(tools.silent, call=call))[:2]
+    assert kind == "timeout"
+    assert "no heartbeat for 1 s" in message
+    assert call.progress == "loaded"
+
+
+def test_many_heartbeats_of_an_isolated_tool_are_cheap(tools):
+    call = a_call()
+    assert performed(tools.beats_often, call=call) == Returned(b"10000")
+    assert call.progress == {"done": 9999}
 
 
 def test_heartbeats_reach_the_call(tools):

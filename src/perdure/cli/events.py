@@ -11,10 +11,10 @@ import click
 from perdure.cli import common
 from perdure.core.events import Event
 from perdure.engine.api import Reading
-from perdure.inspect.text import iso
+from perdure.inspect.text import iso, progress_words
 from perdure.inspect.timeline import Timeline
 from perdure.inspect.view import loader, require
-from perdure.store.api import FINISHED
+from perdure.store.api import FINISHED, ProgressRow
 
 POLL_S = 0.25
 PAGE = 500
@@ -22,7 +22,7 @@ PAGE = 500
 
 @click.command("events")
 @common.run_argument
-@click.option("--follow", is_flag=True, help="Also print new events, until the run ends.")
+@click.option("--follow", is_flag=True, help="Also print new events, and the progress of calls under way, until the run ends.")
 @click.option("-n", "--last", type=click.IntRange(min=0), metavar="N", help="Only the last N events.")
 @click.option("--all", "whole", is_flag=True, help=f"All events on a terminal, too. Without it, a terminal shows the last {common.SHOWN}.")
 @common.url_option
@@ -38,10 +38,15 @@ def command(run_id: str, follow: bool, last: int | None, whole: bool, url: str |
         if first > 1 and last is None:
             common.note(f"perdure: the last {common.SHOWN} of {events:,} events; all of them: --all")
         for event, hash_ in _events(store, run_id, wait if follow else None, hashed=as_json):
-            if event.seq < first:
+            if isinstance(event, ProgressRow):
+                if as_json:
+                    continue  # with --json, every line is an event
+                what = f"call {event.call} {timeline.names.calls.get(event.call, '')} reports {progress_words(event.progress)}"
+                common.out(common.clean(f"{'':>5}  {iso(event.at)[:23]}Z  {what}"))
+            elif event.seq < first:
                 timeline.learn(event)
                 continue
-            if as_json:
+            elif as_json:
                 common.out_json(timeline.record(event, hash_))
             else:
                 common.out(common.clean(f"{event.seq:>5}  {iso(event.ts)[:23]}Z  {timeline.say(event)}"))
@@ -49,9 +54,14 @@ def command(run_id: str, follow: bool, last: int | None, whole: bool, url: str |
                 common.flush()
 
 
-def _events(store: Reading, run_id: str, wait: Callable[[int], None] | None, *, hashed: bool) -> Iterator[tuple[Event, bytes]]:
-    """All events, with their hashes if `hashed`. With `wait`, also what comes later, until the run has ended."""
-    seen = 0
+def _events(
+    store: Reading, run_id: str, wait: Callable[[int], None] | None, *, hashed: bool
+) -> Iterator[tuple[Event | ProgressRow, bytes]]:
+    """All events, with their hashes if `hashed`. With `wait`, also what comes later, until the run has ended.
+
+    With `wait`, also each new progress of a call under way. It has no hash.
+    """
+    seen, told = 0, frozenset[ProgressRow]()
     while True:
         version = store.version()
         row = require(store, run_id)
@@ -66,6 +76,9 @@ def _events(store: Reading, run_id: str, wait: Callable[[int], None] | None, *, 
         # events.
         if wait is None or row.status in FINISHED:
             return
+        reported = frozenset(store.progress([run_id]))
+        yield from ((one, b"") for one in sorted(reported - told, key=lambda one: one.call))
+        told = reported
         wait(version)
 
 

@@ -10,13 +10,15 @@ import msgspec
 
 from perdure.cli import common
 from perdure.cli.serving import gap, stranded, unserved
+from perdure.core.codec import decode
 from perdure.core.suspects import Group
+from perdure.engine.api import Reading
 from perdure.errors import InvalidInput
-from perdure.inspect.text import clip, clock, moment, plural, span
+from perdure.inspect.text import clip, clock, moment, plural, progress_words, span
 from perdure.inspect.view import failure_record
 from perdure.inspect.workers import Crew, Lag, WorkerView, crew, deaths_words, name_of, suspect_words, waits_as_suspect
 from perdure.settings import Settings
-from perdure.store.api import Current, Filter, RunRow, Status, WorkerRow
+from perdure.store.api import Current, Filter, ProgressRow, RunRow, Status, WorkerRow
 
 # -- `perdure list --workers`
 
@@ -97,6 +99,7 @@ def command(
         rows = unserved(store, workers, wanted) if stuck else store.list(wanted)
         groups = store.suspects()
         shown = rows[:limit]
+        reported = {} if as_json else _reported(store, shown)
         current = store.current([row.run_id for row in shown]) if as_json else {}
     if as_json:
         for row in shown:
@@ -107,18 +110,29 @@ def command(
         common.note("no runs" + (" that match" if status or agent or tenant or stuck else how))
         return
     headers = ("run", "status", "agent", "waiting for / error", "events", "age", "worker")
-    common.table(headers, [_cells(row, workers, groups, now, stuck) for row in shown])
+    common.table(headers, [_cells(row, workers, groups, now, stuck, reported.get(row.run_id, ())) for row in shown])
     if len(rows) > limit:
         wider = f"perdure list --limit {limit * 10}{common.url_words(url)}"
         common.note(f"the newest {limit} are shown; more: {wider}, or narrow it with --status, --agent, --tenant")
 
 
-def _cells(row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group], now: int, stuck: bool) -> tuple[str, ...]:
+def _reported(store: Reading, rows: Sequence[RunRow]) -> dict[str, list[ProgressRow]]:
+    """The stored progress of the calls of these runs, for runs that a worker holds."""
+    found: dict[str, list[ProgressRow]] = {}
+    for one in store.progress([row.run_id for row in rows if row.holder is not None]):
+        found.setdefault(one.run_id, []).append(one)
+    return found
+
+
+def _cells(
+    row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group], now: int, stuck: bool, reported: Sequence[ProgressRow]
+) -> tuple[str, ...]:
+    said = [f"call {one.call}: {progress_words(one.progress, 60)}" for one in reported[:2]]
     return (
         row.run_id,
         row.status,
         f"{row.agent}@{row.version}",
-        _about(row, workers, groups, now, stuck),
+        "; ".join(words for words in (_about(row, workers, groups, now, stuck), *said) if words),
         f"{row.seq:,}",
         span(now - row.created_at),
         _worker(row, workers),
@@ -145,7 +159,16 @@ def _worker(row: RunRow, workers: Sequence[WorkerRow]) -> str:
 
 
 def _current(now: Current) -> dict[str, Any]:
-    running = [{"call": one.call, "tool": one.tool, "attempt": one.attempt, "since": common.iso(one.since)} for one in now.running]
+    running = [
+        {
+            "call": one.call,
+            "tool": one.tool,
+            "attempt": one.attempt,
+            "since": common.iso(one.since),
+            "progress": None if one.progress is None else decode(one.progress),
+        }
+        for one in now.running
+    ]
     return {"said": now.said, "failure": failure_record(now.failure), "running": running}
 
 

@@ -20,11 +20,26 @@ from perdure.engine.api import Reading
 from perdure.errors import StoreCorrupt
 from perdure.inspect.cost import budget_view, budget_words, cost_with_children, cost_words
 from perdure.inspect.prompt import request_of_call
-from perdure.inspect.text import asked_words, called, clip, failed, people, place_words, places, plural, result_words, sentence, shown, span
+from perdure.inspect.text import (
+    asked_words,
+    called,
+    clip,
+    failed,
+    people,
+    place_words,
+    places,
+    plural,
+    progress_words,
+    result_words,
+    sentence,
+    shown,
+    span,
+)
 from perdure.inspect.timeline import PlanStep, steps_of
-from perdure.inspect.view import RunView, loader, read_run, run_record, statements
+from perdure.inspect.view import RunView, loader, progress_now, read_run, run_record, statements
 from perdure.inspect.why.calls import strays, unread_record, unread_words
 from perdure.inspect.why.waiting import outcome, verdict
+from perdure.store.api import ProgressRow
 
 _STATED_SHOWN = 20
 _SHOWN_APART = ("model", "messages", "system", "tools")
@@ -99,13 +114,14 @@ def command(run_id: str, call: int | None, whole: bool, at: int | None, url: str
             return
         unread = store.unread(run_id) if reading.state.finished else []
         if as_json:
-            record = run_record(reading, loader(store), store.ledgers(run_id), store.family(run_id))
+            record = run_record(reading, loader(store), store.ledgers(run_id), store.family(run_id), store.progress([run_id]))
             common.out_json({**record, "unread": [unread_record(letter, loader(store)) for letter in unread]})
             return
         most, state = sys.maxsize if whole else common.most_shown(), reading.state
         cost, asks = _cost(reading, store), [_ask(ask, loader(store)) for ask in list(state.asks.values())[-most:]]
+        at_work = progress_now(reading, store.progress([run_id]))
         steps = steps_of(reading.events, loader(store))
-        calls = [_cells(one, loader(store), steps) for one in list(state.calls.values())[-most:]]
+        calls = [_cells(one, loader(store), steps, at_work.get(one.number)) for one in list(state.calls.values())[-most:]]
         children = [_child(child) for child in list(state.children.values())[-most:]]
     signals = [f"signals  {line}" for line in strays(reading)]
     for line in [*_head(reading, url), *cost, *signals, *(f"late     {line}" for line in unread_words(unread))]:
@@ -203,8 +219,12 @@ def _about(reading: RunView, url: str | None) -> str:
     return f": {waiting}" if waiting else ""
 
 
-def _cells(call: CallState, load: Callable[[Payload], bytes], steps: Mapping[int, PlanStep]) -> tuple[str, ...]:
+def _cells(call: CallState, load: Callable[[Payload], bytes], steps: Mapping[int, PlanStep], now: ProgressRow | None) -> tuple[str, ...]:
     outcome = clip(call.doubt or "", 60) if call.phase == "in_doubt" else result_words(call, load)
+    if now is not None:
+        outcome = progress_words(now.progress, 60)
+    elif call.progress is not None and not call.ended:
+        outcome = "; ".join(words for words in (outcome, progress_words(load(call.progress), 60)) if words)
     effect = "model" if is_request(call.args) else call.effect
     step = steps.get(call.number)
     of_plan = (clip(step.words.replace("step ", "", 1), 50) if step is not None else "",) if steps else ()

@@ -13,7 +13,7 @@ from perdure.inspect.text import clip, moment, place_words, plural, span
 from perdure.inspect.view import require
 from perdure.inspect.why.calls import CallInDoubt, Done
 from perdure.inspect.why.context import Holder, stopped_words
-from perdure.inspect.why.page import FIRST_SHOWN, Why, why
+from perdure.inspect.why.page import FIRST_SHOWN, Open, Why, why
 from perdure.inspect.why.waiting import Asked, deciders, in_short
 from perdure.store.api import FINISHED
 
@@ -62,7 +62,7 @@ def _print(page: Why, now: int, options: str) -> None:
     _section(f"not made, or failed: {page.not_done_count:,}", _ended(page, page.not_done, page.not_done_count, now, options))
     _section("in doubt: it is not known whether it happened", [line for doubt in page.in_doubt for line in _doubt(doubt, now)])
     _section("cut off, and not repeated: the run is being cancelled" if page.cancel else "cut off, and will be run again", _again(page))
-    _section("under way", [f"{open_.call:>4}  {open_.asked}: {open_.state} (event {open_.seq})" for open_ in page.under_way])
+    _section("under way", [line for open_ in page.under_way for line in _under_way(open_)])
     _section("waiting for approval", [line for one in page.approvals[:APPROVALS_SHOWN] for line in _approval(one, now)])
     _section("waiting for children", _children(page))
     _section("waiting for", [f"      {wait}" for wait in page.waiting])
@@ -120,11 +120,17 @@ def _ended(page: Why, ended: list[Done], count: int, now: int, options: str) -> 
     return lines
 
 
+def _under_way(one: Open) -> list[str]:
+    return [f"{one.call:>4}  {one.asked}: {one.state} (event {one.seq})", *([f"      {one.progress}"] if one.progress else ())]
+
+
 def _again(page: Why) -> list[str]:
     if not page.again:
         return []
     more = f" and {plural(len(page.again) - AGAIN_SHOWN, 'more call')}" if len(page.again) > AGAIN_SHOWN else ""
-    return ["      " + ", ".join(f"{call.call} {call.asked}" for call in page.again[:AGAIN_SHOWN]) + more]
+    shown = page.again[:AGAIN_SHOWN]
+    progress = [f"      {call.call} had reported {call.progress}" for call in shown if call.progress]
+    return ["      " + ", ".join(f"{call.call} {call.asked}" for call in shown) + more, *progress]
 
 
 def _approval(one: Asked, now: int) -> list[str]:
@@ -167,6 +173,7 @@ def _doubt(doubt: CallInDoubt, now: int) -> list[str]:
         f"{doubt.call:>4}  {doubt.asked}",
         f"      asked at {moment(doubt.asked_at, now)}{by}, attempt {doubt.attempt}; {since}: {doubt.why}",
         *(f"        {place}" for place in doubt.places),
+        *([f"      it had reported {doubt.progress}, which proves nothing about the effect"] if doubt.progress else ()),
         *([] if doubt.keyless else [f"      key {doubt.key}"]),
         f"      {doubt.effect}: {doubt.meaning}",
         f"      by itself: {doubt.by_itself}",

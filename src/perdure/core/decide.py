@@ -225,16 +225,27 @@ _UNANSWERED = IN_DOUBT_KINDS - {"server_error"}
 
 
 def after_failed_attempt(
-    call: CallState, failure: Failure, usage: Usage | None, tool: Rules, *, loose: bool, wanted: bool, closing: bool, now: int
+    call: CallState,
+    failure: Failure,
+    usage: Usage | None,
+    tool: Rules,
+    *,
+    loose: bool,
+    wanted: bool,
+    closing: bool,
+    now: int,
+    progress: Payload | None = None,
 ) -> After:
     """What follows when an attempt ended without a result.
 
     `loose`: the attempt may still be running. `closing`: the run is being released, and nothing new is planned.
+    `progress`: the last progress of the attempt. It is recorded, and decides nothing.
     """
     if is_not_ready(failure) and wanted and not call.doubtful:
-        return After([tool.events.failed(structs.replace(failure, type=NOT_STARTED), attempt=call.attempt, usage=usage)])
+        not_started = structs.replace(failure, type=NOT_STARTED)
+        return After([tool.events.failed(not_started, attempt=call.attempt, usage=usage, progress=progress)])
     if closing and wanted and failure.kind == "cancelled":
-        return After(_stopped_by_drain(call, failure, usage, tool, loose))
+        return After(_stopped_by_drain(call, failure, usage, tool, loose, progress))
     verdict = after_failure(
         failure,
         effect=call.effect,
@@ -245,30 +256,33 @@ def after_failed_attempt(
         wanted=wanted,
         doubtful=call.doubtful,
     )
-    doubt = ToolCallInDoubt(call.attempt, f"{failure.type}: {failure.message}"[:500], failure, loose, usage)
+    doubt = ToolCallInDoubt(call.attempt, f"{failure.type}: {failure.message}"[:500], failure, loose, usage, progress)
     if call.effect in ("read", "idempotent") and failure.kind in _UNANSWERED:
         usage = cost_of(call, usage)
     match verdict:
         case Again(delay_s, in_doubt):
-            first = doubt if in_doubt else tool.events.failed(failure, attempt=call.attempt, usage=usage)
+            first = doubt if in_doubt else tool.events.failed(failure, attempt=call.attempt, usage=usage, progress=progress)
             return After([first, RetryScheduled(attempt=call.attempt + 1, at=now + round(delay_s * 1e6))])
         case Doubt():
             return After([doubt], None if tool.reconciler is not None else Park(doubt.why))
         case GiveUpRetrying():
-            return After([tool.events.failed(failure, attempt=call.attempt, final=True, usage=usage)])
+            return After([tool.events.failed(failure, attempt=call.attempt, final=True, usage=usage, progress=progress)])
 
 
-def _stopped_by_drain(call: CallState, failure: Failure, usage: Usage | None, tool: Rules, loose: bool) -> list[AnyBody]:
+def _stopped_by_drain(
+    call: CallState, failure: Failure, usage: Usage | None, tool: Rules, loose: bool, progress: Payload | None
+) -> list[AnyBody]:
     """The events when a drain, and not the agent, stopped the attempt.
 
     The next worker continues by effect class. An effect that may have happened is recorded as in doubt.
     """
     if call.effect in ("once", "keyed"):
-        return [ToolCallInDoubt(call.attempt, "its worker was stopped inside it", failure, loose, usage)]
+        return [ToolCallInDoubt(call.attempt, "its worker was stopped inside it", failure, loose, usage, progress)]
     usage = cost_of(call, usage)
-    if tool.events is not OF_MODEL and usage is None:
+    if tool.events is not OF_MODEL and usage is None and progress is None:
         return []
-    return [tool.events.failed(lost_answer("its worker was stopped", tool), attempt=call.attempt, usage=usage)]
+    lost = lost_answer("its worker was stopped", tool)
+    return [tool.events.failed(lost, attempt=call.attempt, usage=usage, progress=progress)]
 
 
 def after_hook(

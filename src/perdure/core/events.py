@@ -162,6 +162,7 @@ class ToolCallCompleted(Body, frozen=True, tag="tool_call_completed"):
     failure: Failure | None = None
     attempt: int = 1
     usage: Usage | None = None
+    progress: Payload | None = None  # the last progress that the attempt reported with `call.heartbeat`
 
 
 class ToolCallFailed(Body, frozen=True, tag="tool_call_failed"):
@@ -169,6 +170,7 @@ class ToolCallFailed(Body, frozen=True, tag="tool_call_failed"):
     attempt: int = 1
     final: bool = False
     usage: Usage | None = None
+    progress: Payload | None = None  # as in ToolCallCompleted; the next attempt gets it as `call.last_progress`
 
 
 class ModelCallInitiated(ToolCallInitiated, frozen=True, tag="model_call_initiated"):
@@ -197,6 +199,9 @@ class ToolCallInDoubt(Body, frozen=True, tag="tool_call_in_doubt"):
     failure: Failure | None = None
     loose: bool = False  # the attempt was told to stop and did not: the attempt may still be running, in a live worker
     usage: Usage | None = None
+    # The last progress of the attempt. If the worker was lost: the last progress that was stored before. It proves
+    # nothing about the effect.
+    progress: Payload | None = None
 
 
 class ToolCallResolved(Body, frozen=True, tag="tool_call_resolved"):

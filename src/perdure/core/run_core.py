@@ -266,6 +266,9 @@ class RunCore:
         self._short: dict[int, int] = {}  # → since when the call has waited for money that other calls have reserved
         # → the same time, for calls that were open at the claim: their wait began before the claim.
         self._short_before: dict[int, int] = {}
+        # (call, attempt) → the stored progress of an attempt that was cut off before this claim. The first event about
+        # that attempt records it.
+        self._cut_off: dict[tuple[int, int], bytes] = {}
         self._approved: dict[int, CallState] = {}  # → the call's state before the intent that consumes its approval
         self._expiries: dict[int, int] = {}  # → when the approval has to be checked
         self._withdrawn: set[int] = set()  # approvals to withdraw
@@ -514,6 +517,10 @@ class RunCore:
         # A call that waits for its start time under a rate limit keeps that time. If it had to go to the end of the
         # queue after each claim, it might never start.
         self._places = {call.number: call.turn for call in state.open.values() if call.turn is not None}
+        for (number, attempt), progress in journal.progress.items():
+            cut_off = state.open.get(number)
+            if cut_off is not None and (cut_off.phase, cut_off.attempt) == ("started", attempt):
+                self._cut_off[number, attempt] = progress
         if state.paused is not None:
             # Post arrived while the run was being released as paused. That post is read now, and the run is released
             # as paused again.
@@ -734,7 +741,8 @@ class RunCore:
         covered_s = self._settings.patience.settle_s
         if call.settle_s is not None:
             covered_s = min(covered_s, call.settle_s)
-        return Begin(call.number, call.attempt, asked.tool, asked.args, call.recorded_key, self.state.keys, covered_s, after_us)
+        progress = None if call.progress is None else self._load(call.progress)
+        return Begin(call.number, call.attempt, asked.tool, asked.args, call.recorded_key, self.state.keys, covered_s, after_us, progress)
 
     def _tool_call(self, call: CallState) -> CallTool:
         asked = self._asked[call.number]
@@ -961,9 +969,9 @@ class RunCore:
                 self._waits[call.number] = until
             case Reconcile():
                 settle = min(settle_s(call, self._settings.patience), self._settings.patience.settle_s)
-                self._ask_hook(call, round(settle * 1e6))
                 if call.phase != "in_doubt":
                     self._doubt(call, "its worker died inside it; its reconcile hook is being asked")
+                self._ask_hook(call, round(settle * 1e6))
             case GiveUp():
                 if self._was_lost(call):
                     self._lose(call)  # no further attempt is made, but the lost attempt may have cost money
@@ -975,7 +983,12 @@ class RunCore:
     def _doubt(self, call: CallState, why: str) -> None:
         # The claim, if the doubt is about an attempt of an earlier worker; else what last happened to the call.
         cause = max(self._claimed_seq, call.last_seq)
-        self._record(ToolCallInDoubt(call.attempt, why), call=call.number, cause=cause)
+        self._record(ToolCallInDoubt(call.attempt, why, progress=self._stored_progress(call)), call=call.number, cause=cause)
+
+    def _stored_progress(self, call: CallState) -> Payload | None:
+        """The stored progress of the attempt, if the attempt was cut off. It is returned once: then an event has it."""
+        progress = self._cut_off.pop((call.number, call.attempt), None)
+        return None if progress is None else self._pack(progress)
 
     def _attempt_again(self, call: CallState, attempt: int) -> Asking[None]:
         tool = self._tool_call(call).tool
@@ -989,6 +1002,10 @@ class RunCore:
             return
         if self._was_lost(call):
             cause = self._lose(call)
+        elif call.effect == "keyed" and (call.number, call.attempt) in self._cut_off:
+            # The call is sent again with the same key. This event records the progress of the attempt that was cut off.
+            self._doubt(call, "its worker died inside it")
+            cause = call.last_seq
         barrier = None
         if tool.rate is not None or self._budgets:
             barrier = yield from self._barrier(call.number, tool)
@@ -1009,11 +1026,12 @@ class RunCore:
     def _was_lost(self, call: CallState) -> bool:
         """Was the worker lost during an attempt that may be repeated and may have cost something?
 
-        Such an attempt is a request to a model, or a `read` or `idempotent` attempt with an estimate.
+        Such an attempt is a request to a model, or a `read` or `idempotent` attempt with an estimate. An attempt whose
+        progress was stored is treated in the same way, because the event also records the progress.
         """
         if call.phase != "started" or call.effect not in ("read", "idempotent"):
             return False
-        return self._tool_call(call).tool.events is OF_MODEL or call.estimate is not None
+        return self._tool_call(call).tool.events is OF_MODEL or call.estimate is not None or (call.number, call.attempt) in self._cut_off
 
     def _lose(self, call: CallState) -> int:
         """Record the lost attempt and charge its estimate, because the attempt may have cost money.
@@ -1021,7 +1039,8 @@ class RunCore:
         Without this charge, repeated crashes could spend any amount beyond the budget (T33).
         """
         tool = self._tool_call(call).tool
-        failed = tool.events.failed(lost_answer("its worker ended", tool), attempt=call.attempt, usage=call.estimate)
+        lost, progress = lost_answer("its worker ended", tool), self._stored_progress(call)
+        failed = tool.events.failed(lost, attempt=call.attempt, usage=call.estimate, progress=progress)
         return self._record(failed, call=call.number, cause=call.intent_seq).seq
 
     # -- attempts that ended, hooks that answered -----------------------------------------------------------------------
@@ -1033,6 +1052,7 @@ class RunCore:
             return  # in the meantime a person has resolved that attempt
         asked: Any = self._asked[number]
         wanted = number not in self._unwanted
+        progress = None if ended.progress is None else self._pack(ended.progress)
         if isinstance(result, Returned | Unrecordable):
             # For an attempt that happened, the reported usage is charged. If the attempt reported no usage, its
             # estimate is charged.
@@ -1040,17 +1060,18 @@ class RunCore:
             self._precious = self._precious or call.effect != "read"
             completion: Completion
             if isinstance(result, Returned):
-                done = asked.tool.events.completed(result=self._pack(result.result), attempt=ended.attempt, usage=usage)
+                packed = self._pack(result.result)
+                done = asked.tool.events.completed(result=packed, attempt=ended.attempt, usage=usage, progress=progress)
                 completion = CallCompleted(number, result.result)
             else:
-                done = asked.tool.events.completed(failure=result.failure, attempt=ended.attempt, usage=usage)
+                done = asked.tool.events.completed(failure=result.failure, attempt=ended.attempt, usage=usage, progress=progress)
                 completion = CallFailed(number, result.failure, ended.attempt)
             yield from self._deliver(self._record(done, call=number, cause=call.intent_seq), completion)
             return
         self._ended_mono[call.number] = self._mono
         loose, closing = isinstance(result, Abandoned), self.closing is not None
         after = after_failed_attempt(
-            call, result.failure, ended.usage, asked.tool, loose=loose, wanted=wanted, closing=closing, now=self._now
+            call, result.failure, ended.usage, asked.tool, loose=loose, wanted=wanted, closing=closing, now=self._now, progress=progress
         )
         yield from self._state(call, asked.tool, after.bodies)
         if isinstance(result, Raised) and is_not_ready(result.failure) and wanted and not call.ended:
@@ -1547,11 +1568,11 @@ class RunCore:
         return event
 
     def _forget_arguments(self, number: int) -> None:
-        """Keep the arguments of open calls alone: the journal has the others, and a run may make very many calls."""
+        """Keep the arguments and progress of open calls alone: the journal has the others, and a run may make very many calls."""
         del self._asked[number]
         ended = self.state.calls.get(number)
         if ended is not None:
-            ended.args = None
+            ended.args = ended.progress = None
 
     def _look_for_circles(self, event: Event) -> None:
         if self._watch is not None:

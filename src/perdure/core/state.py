@@ -153,6 +153,7 @@ class CallState(Struct, gc=False):
     # An attempt was cut off, and nothing proves that its worker is dead: that worker may still be sending the request.
     worker_may_live: bool = False
     loose: bool = False  # some attempt may still be running: "not found" proves nothing about that attempt
+    progress: Payload | None = None  # the last progress that an attempt reported and an event recorded
     resolved_by: str | None = None
     approval: str | None = None  # the id of the call's approval, if the call needs an approval
     withdrawn: int = 0  # how many attempts never began although their intents were recorded
@@ -510,6 +511,7 @@ class RunState(Struct, gc=False, eq=False):
             case ToolCallCompleted():
                 self._move(call, event, "completed")
                 call.result, call.failure = body.result, body.failure
+                call.progress = body.progress or call.progress
                 self._take_time(call, event.ts - call.started_at)
                 if body.usage is not None or call.estimate is not None or call.unsettled is not None:
                     self._settle_cost(call, body.usage)
@@ -520,6 +522,7 @@ class RunState(Struct, gc=False, eq=False):
                 call.withdrawn += body.failure.type == NOT_STARTED
                 self._move(call, event, "failed_for_good" if body.final else "failed")
                 self._count(call, body.attempt, body.failure, event.ts)
+                call.progress = body.progress or call.progress
                 self._take_time(call, event.ts - call.started_at if began else 0)
                 self._settle_cost(call, body.usage, still=None if body.final else call.unsettled)
                 if body.failure.type == NOT_STARTED:
@@ -531,6 +534,7 @@ class RunState(Struct, gc=False, eq=False):
                 self._move(call, event, "in_doubt")
                 self._count(call, body.attempt, body.failure, event.ts)
                 call.doubt, call.doubtful = body.why, True
+                call.progress = body.progress or call.progress
                 call.loose = call.loose or body.loose
             case RetryScheduled() if body.turn:
                 call.turn = body.at

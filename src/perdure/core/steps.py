@@ -18,7 +18,7 @@ Times are microseconds: `now` is the wall clock, `mono` a clock that never jumps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -79,6 +79,8 @@ class JournalRead(Struct, frozen=True, gc=False):
     crashes: int = 0  # the count of crashes in the run's row
     epoch: int | None = None  # the epoch of the claim; None: the last epoch in the journal is the epoch of the claim
     parked: ParkedRun | None = None
+    # (call, attempt) → the stored progress of an attempt that was cut off, as JSON. The journal does not have it yet.
+    progress: Mapping[tuple[int, int], bytes] = {}
 
 
 class AttemptEnded(Struct, frozen=True, gc=False):
@@ -86,6 +88,7 @@ class AttemptEnded(Struct, frozen=True, gc=False):
     attempt: int
     result: Performed
     usage: Usage | None = None
+    progress: bytes | None = None  # the last progress that the attempt reported, as JSON
 
 
 class HookAnswered(Struct, frozen=True, gc=False):
@@ -210,6 +213,7 @@ class Begin(Struct, frozen=True, gc=False):
     # wait before a hook's "not found" counts (`decide.quiet_after_s`) includes that delay.
     covered_s: float = 0.0
     after_us: int = 0  # only for a hook: ask the hook after this many microseconds
+    last_progress: bytes | None = None  # what an earlier attempt of the call last reported, as JSON; for a hook: the last attempt
 
 
 class Transaction(Struct, frozen=True, gc=False):

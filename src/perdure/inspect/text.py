@@ -403,6 +403,15 @@ def _about_model(body: ModelCallInitiated | ModelCallCompleted | ModelCallFailed
             assert_never(body)
 
 
+def progress_words(progress: bytes, limit: int = 80) -> str:
+    """What an attempt reported with `call.heartbeat`."""
+    return f"progress {clip(progress.decode('utf-8', 'replace'), limit)}"
+
+
+def _reached(progress: Payload | None) -> str:
+    return "" if progress is None else f"; progress {shown(progress, 80)}"
+
+
 def _length(us: int) -> str:
     return f"{us / 1e6:.1f} s" if 1_000_000 <= us < 60_000_000 else span(us)
 
@@ -421,18 +430,18 @@ def _about_call(event: Event, call: str, load: Load | None) -> str:
         case ToolCallInitiated():
             return f"{call}: attempt {body.attempt} is about to be performed"
         case ToolCallCompleted(result=None):
-            return f"{call} happened, but its result could not be recorded: {failed(body.failure)}"
+            return f"{call} happened, but its result could not be recorded: {failed(body.failure)}{_reached(body.progress)}"
         case ToolCallCompleted():
             cost = f" ({used(body.usage)})" if used(body.usage) else ""
-            return f"{call} returned {shown(body.result)}{cost}"
+            return f"{call} returned {shown(body.result)}{cost}{_reached(body.progress)}"
         case ToolCallFailed(final=True, attempt=0):
             return f"{call} was never made: {failed(body.failure)}"
         case ToolCallFailed(final=True):
-            return f"{call} failed for good at attempt {body.attempt}: {failed(body.failure)}"
+            return f"{call} failed for good at attempt {body.attempt}: {failed(body.failure)}{_reached(body.progress)}"
         case ToolCallFailed():
-            return f"{call} failed at attempt {body.attempt}: {failed(body.failure)}"
+            return f"{call} failed at attempt {body.attempt}: {failed(body.failure)}{_reached(body.progress)}"
         case ToolCallInDoubt():
-            return f"{call} is in doubt (attempt {body.attempt}): {body.why}"
+            return f"{call} is in doubt (attempt {body.attempt}): {body.why}{_reached(body.progress)}"
         case ToolCallResolved():
             return f"{call}: {_resolution(body)}"
         case RetryScheduled(reconcile=True):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from perdure.core.codec import Payload
+from perdure.core.codec import Payload, decode
 from perdure.core.events import DecisionMade, Event, Failure, ThoughtRecorded
 from perdure.core.prompt_deltas import is_request
 from perdure.core.state import AskState, CallState, ChildState, RunState, fold
@@ -17,7 +17,7 @@ from perdure.errors import NotFound
 from perdure.inspect.cost import budget_view, cost_of
 from perdure.inspect.text import failed, iso, places, plain, pruned_words, seconds
 from perdure.inspect.timeline import PlanStep, steps_of
-from perdure.store.api import Filter, Ledger, RunRow, Status
+from perdure.store.api import Filter, Ledger, ProgressRow, RunRow, Status
 
 PAGE = 1000
 
@@ -61,6 +61,20 @@ def read_run(store: Reading, run_id: str, at: int | None = None) -> RunView:
     return RunView(row, seen, fold(seen), past=len(seen) < row.seq)
 
 
+def progress_now(reading: RunView, rows: Sequence[ProgressRow]) -> dict[int, ProgressRow]:
+    """The stored progress of attempts under way or cut off, by call. Rows of attempts that have ended do not count."""
+    if reading.past:
+        return {}
+    opened = reading.state.open
+    return {
+        row.call: row
+        for row in rows
+        if row.run_id == reading.row.run_id
+        and (call := opened.get(row.call)) is not None
+        and (call.phase, call.attempt) == ("started", row.attempt)
+    }
+
+
 def loader(store: Reading) -> Callable[[Payload], bytes]:
     """A function that returns the bytes of a payload, from the payload itself or from the blob store."""
 
@@ -75,12 +89,18 @@ def loader(store: Reading) -> Callable[[Payload], bytes]:
 
 
 def run_record(
-    reading: RunView, load: Callable[[Payload], bytes], ledgers: Sequence[Ledger] = (), below: Sequence[RunRow] = ()
+    reading: RunView,
+    load: Callable[[Payload], bytes],
+    ledgers: Sequence[Ledger] = (),
+    below: Sequence[RunRow] = (),
+    progress: Sequence[ProgressRow] = (),
 ) -> dict[str, Any]:
     """A run as one JSON object.
 
-    `ledgers` are the budgets that apply to the run now. `below` are the unfinished runs below the run.
+    `ledgers` are the budgets that apply to the run now. `below` are the unfinished runs below the run. `progress` is
+    what the store has of attempts under way.
     """
+    at_work = progress_now(reading, progress)
     row, state = reading.row, reading.state
     now_at = {} if reading.past else {child.run_id: child.status for child in below}
     error = failed(state.failure) or None if reading.past else row.error
@@ -114,7 +134,7 @@ def run_record(
         "seq": state.seq,
         "epoch": state.epoch,
         "worker": state.worker if reading.past else row.holder,
-        "calls": [call_record(call, load, steps.get(call.number)) for call in state.calls.values()],
+        "calls": [call_record(call, load, steps.get(call.number), at_work.get(call.number)) for call in state.calls.values()],
         "approvals": [approval_record(ask, state, load, steps.get(ask.number)) for ask in state.asks.values()],
         "children": [child_record(child, load, now_at.get(child.run_id), steps.get(child.number)) for child in state.children.values()],
         "thoughts": [{"seq": one.seq, "ts": iso(one.ts), "text": one.body.text} for one in stated if isinstance(one.body, ThoughtRecorded)],
@@ -212,8 +232,10 @@ def child_record(
     }
 
 
-def call_record(call: CallState, load: Callable[[Payload], bytes], step: PlanStep | None = None) -> dict[str, Any]:
-    """One call and its phase, as one JSON object."""
+def call_record(
+    call: CallState, load: Callable[[Payload], bytes], step: PlanStep | None = None, now: ProgressRow | None = None
+) -> dict[str, Any]:
+    """One call and its phase, as one JSON object. `now`: the stored progress of the attempt under way."""
     return {
         "call": call.number,
         "kind": "model" if is_request(call.args) else "tool",
@@ -226,6 +248,8 @@ def call_record(call: CallState, load: Callable[[Payload], bytes], step: PlanSte
         "result": plain(call.result, load),
         "error": failed(call.failure, 2000) or None,
         "places": places(call.failure),
+        "progress": plain(call.progress, load) if now is None else decode(now.progress),
+        "progress_at": None if now is None else iso(now.at),
         "doubt": call.doubt,
         "resolved_by": call.resolved_by,
         "key": call.key,

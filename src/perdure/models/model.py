@@ -156,6 +156,7 @@ class ModelQuestion:
     compensator = None
     approval = None
     key_window_s = 86_400.0
+    heartbeat_timeout_s = None
     settle_s = None
     shows_key = True
     keyless = False

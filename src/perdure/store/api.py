@@ -103,6 +103,7 @@ class OpenAttempt(Struct, frozen=True, gc=False):
     tool: str  # or the name of the model
     attempt: int
     since: int  # µs
+    progress: bytes | None = None  # JSON: what the attempt last reported with `call.heartbeat`, as it is stored
 
 
 class Current(Struct, frozen=True, gc=False):
@@ -280,6 +281,33 @@ class NoticeRow(Struct, frozen=True, gc=False):
     row: RunRow
     event: Event
     attempts: int  # how many times the notice was taken for sending before
+
+
+class KeptProgress(Struct, frozen=True, gc=False):
+    """The progress of an attempt under way, to be stored under the lease of its worker."""
+
+    lease: Lease
+    call: int
+    attempt: int
+    progress: bytes  # canonical JSON
+
+
+class EndedAttempt(Struct, frozen=True, gc=False):
+    """An attempt whose end is in the journal, or that was replaced: its stored progress is not needed any more."""
+
+    run_id: str
+    call: int
+    attempt: int
+
+
+class ProgressRow(Struct, frozen=True, gc=False):
+    """The stored progress of an attempt. If the attempt has ended, the row is about to be deleted and counts no more."""
+
+    run_id: str
+    call: int
+    attempt: int
+    progress: bytes  # canonical JSON
+    at: int  # when it was stored
 
 
 ONE_GROUP_EACH = ("agent", "tenant", "run", "root")  # the groupings of costs in which a run is in one group
@@ -597,6 +625,12 @@ class Reading(Protocol):
         arrived.
         """
 
+    def progress(self, run_ids: Sequence[str]) -> list[ProgressRow]:
+        """The stored progress of attempts of these runs, by call. It may be older than what the attempt last reported.
+
+        A row counts only if the call is under way (or was cut off) with this very attempt, by its journal.
+        """
+
     def ledgers(self, run_id: str) -> list[Ledger]:
         """The budgets that apply to the run: first its own, then the budgets of its parents. Empty: no budget."""
 
@@ -789,6 +823,17 @@ class LeaseStore(Protocol):
         The replay finds the agent of the child that leads to this ready run. Each entry is (agent and version of the
         parent, agent and version of the child, run id of one such parent). Runs in `but` are left out. Each pair of
         agents occurs once.
+        """
+
+
+class ProgressStore(Protocol):
+    """What attempts under way have reported. It lies beside the journals."""
+
+    def keep_progress(self, kept: Sequence[KeptProgress], ended: Sequence[EndedAttempt], now: int) -> None:
+        """Store the progress of attempts, and forget the progress of ended attempts, in one transaction.
+
+        A progress is stored only if its worker holds the run under the epoch of the lease, and no later attempt of the
+        call has a progress already. Otherwise nothing changes; this is no error.
         """
 
 
@@ -1006,7 +1051,7 @@ class ArchiveStore(Protocol):
         """
 
 
-class Store(Reading, JournalStore, LeaseStore, InboxStore, ArtifactStore, LimitStore, OutboxStore, ArchiveStore, Protocol):
+class Store(Reading, JournalStore, LeaseStore, ProgressStore, InboxStore, ArtifactStore, LimitStore, OutboxStore, ArchiveStore, Protocol):
     """The journal's database. Every method may be called from any thread and may block."""
 
     # How many seconds after the loss of a worker's connection the other workers take over its runs. inf: they cannot

@@ -192,6 +192,21 @@ SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
 INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (:key, :due, :paused_until, :seen_at)
 ON CONFLICT (key) DO UPDATE SET due = excluded.due, paused_until = excluded.paused_until, seen_at = excluded.seen_at
 
+-- == The progress of attempts ========================================================================================
+
+-- name: keep_progress
+-- Nothing changes unless this worker holds the run under this epoch. On PostgreSQL a claim may commit while this
+-- statement runs; then the row is about the attempt before, and never replaces the progress of a later attempt.
+INSERT INTO perdure_progress (run, call, attempt, progress, at)
+SELECT id, CAST(? AS BIGINT), CAST(? AS BIGINT), CAST(? AS TEXT), CAST(? AS BIGINT)
+FROM perdure_runs WHERE run_id = ? AND holder = ? AND epoch = ?
+ON CONFLICT (run, call) DO UPDATE SET attempt = excluded.attempt, progress = excluded.progress, at = excluded.at
+WHERE perdure_progress.attempt <= excluded.attempt
+
+-- name: forget_progress
+-- The end of the attempt is in the journal. This needs no guard: a journal never takes an event back.
+DELETE FROM perdure_progress WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND call = ? AND attempt <= ?
+
 -- == Moving, pruning =================================================================================================
 
 -- name: moved

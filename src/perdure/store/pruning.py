@@ -169,7 +169,10 @@ def _delete(cursor: Cursor, families: Sequence[Sequence[Row]], tombstone: dict[s
     runs = {"runs": as_json(keys)}
     cursor.change("bury", {**runs, **tombstone})
     digests = {"digests": as_json(sorted({row[1].hex() for row in cursor.all("whole_blob_uses", runs)}))}
-    for name in ("prune_notices", "prune_inbox", "prune_signals", "prune_reserved", "prune_approvals", "prune_budgets", "prune_blob_uses"):
+    for name in (
+        *("prune_notices", "prune_inbox", "prune_signals", "prune_reserved"),
+        *("prune_progress", "prune_approvals", "prune_budgets", "prune_blob_uses"),
+    ):
         cursor.change(name, runs)
     artifacts = doom_unused(cursor, runs, at_once=tombstone["status"] == "returned")
     events = cursor.change("prune_events", runs)

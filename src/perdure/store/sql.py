@@ -24,13 +24,29 @@ from perdure.store.journal import Journal
 from perdure.store.limits import Budgets, Rates
 from perdure.store.mailbox import Mailbox
 from perdure.store.notices import Notices
+from perdure.store.progress import Progresses
 from perdure.store.pruning import Pruning
 from perdure.store.repairs import Repairs
 from perdure.store.rows import body_or_none, key_of, listed_row, run_row
 
 
 class SqlStore(
-    Journal, Claims, Mailbox, Approvals, Artifacts, Rates, Budgets, Costs, Notices, JournalMove, Wholes, Pruning, JournalChain, Repairs, ABC
+    Journal,
+    Claims,
+    Mailbox,
+    Approvals,
+    Artifacts,
+    Rates,
+    Budgets,
+    Costs,
+    Notices,
+    Progresses,
+    JournalMove,
+    Wholes,
+    Pruning,
+    JournalChain,
+    Repairs,
+    ABC,
 ):
     """The code that all dialects share. A dialect adds its database, and may replace parts by its own."""
 
@@ -58,6 +74,13 @@ class SqlStore(
                 case ToolCallInitiated(tool=tool, attempt=attempt):
                     running = sorted((*now.running, OpenAttempt(call, tool, attempt, ts)), key=lambda one: one.call)
                     found[run_id] = structs.replace(now, running=tuple(running))
+        for row in self.progress([run_id for run_id, now in found.items() if now.running]):
+            now = found[row.run_id]
+            running = [
+                structs.replace(one, progress=row.progress) if (one.call, one.attempt) == (row.call, row.attempt) else one
+                for one in now.running
+            ]
+            found[row.run_id] = structs.replace(now, running=tuple(running))
         return found
 
     def family(self, run_id: str) -> list[RunRow]:

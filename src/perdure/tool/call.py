@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import secrets
 import threading
+import time
 from collections.abc import Callable, Coroutine, Hashable
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 from perdure.core.budget import micros
-from perdure.core.codec import decode, encode
+from perdure.core.codec import canonical, decode, encode
 from perdure.core.events import Failure, Usage
 from perdure.core.failures import describe
 from perdure.core.outcomes import Returned, Unrecordable
@@ -23,6 +24,7 @@ from perdure.tool.spend import added, capped, checked
 
 Closer = Callable[[], Coroutine[Any, Any, None]]
 
+MAX_PROGRESS_BYTES = 32_768  # it is stored every few seconds, and recorded with the end of the attempt
 # One lock for all calls: the lock is held only for an addition, and a lock in each Call would take memory.
 _ADDING = threading.Lock()
 _OUTSIDE = "an artifact belongs to a run: call the tool from an agent"
@@ -37,6 +39,10 @@ class Call:
 
     A Call has the `run_id`, the `number` of the call in its run, the number of the `attempt` (from 1), the `deadline`
     of the attempt (None: no time-out), and the run's `tenant` and `actor`.
+
+    `last_progress` is what an earlier attempt of this call last reported with `heartbeat`; None if it reported
+    nothing. After a crash it is the last progress that was stored, which may be some seconds older. It is a hint about
+    the tool's own work and proves nothing about the effect. A reconcile hook gets it too.
     """
 
     def __init__(
@@ -50,7 +56,8 @@ class Call:
         tenant: str,
         actor: str | None,
         connection: Any = None,
-        on_heartbeat: Callable[[Any], None] | None = None,
+        last_progress: Any = None,
+        on_heartbeat: Callable[[Call], None] | None = None,
         on_spend: Callable[[Usage], None] | None = None,
         closers: dict[Hashable, Closer] | None = None,
         vaults: Callable[[Call], Vault] | None = None,
@@ -62,12 +69,17 @@ class Call:
         self.deadline = deadline
         self.tenant = tenant
         self.actor = actor
-        self.progress: Any = None
+        self.last_progress = last_progress
+        self._progress: bytes | None = None
         self._connection = connection
         self._on_heartbeat = on_heartbeat
         self._on_spend = on_spend
         self._closers = closers
         self._vaults = vaults
+        self.clock: Callable[[], float] = time.monotonic  # an attempt with a heartbeat time-out sets the clock of its loop
+        self.heard_s = 0.0  # the time of the last heartbeat, by `clock`
+        self.keeps = False  # the keeper of progress was told that there is a new progress (engine/local/progress.py)
+        self.over = False  # the attempt has ended: its last progress is recorded with its end
         self._usage: Usage | None = None
         self._cancelled = False
 
@@ -117,10 +129,44 @@ class Call:
         return NoVault(_OUTSIDE) if self._vaults is None else self._vaults(self)
 
     def heartbeat(self, progress: Any = None) -> None:
-        """Report the progress of the tool, as any value that JSON can hold. Any thread may call this."""
-        self.progress = decode(encode(progress))
+        """Give a sign of life, and report the progress of the tool: any value of at most 32 KiB that JSON can hold.
+
+        Without a value, this is only a sign of life, and the last progress stays. Any thread may call this, as often as
+        it likes. The last progress is shown to people, is stored every few seconds, is recorded with the end of the
+        attempt, and the next attempt gets it as `last_progress`. NotEncodable is raised if the value is too large, or
+        not JSON; then the last progress stays. If the tool does not catch this exception, the attempt has failed,
+        although its effect may have happened.
+        """
+        if progress is not None:
+            encoded = encode(progress)
+            if len(encoded) > MAX_PROGRESS_BYTES:
+                raise NotEncodable(
+                    f"call.heartbeat: the progress takes {len(encoded):,} bytes as JSON; the limit is {MAX_PROGRESS_BYTES:,}: "
+                    "store it elsewhere and report a reference"
+                )
+            self._progress = encoded
+        self.heard_s = self.clock()
         if self._on_heartbeat is not None:
-            self._on_heartbeat(self.progress)
+            self._on_heartbeat(self)
+
+    def hear(self, progress: bytes | None) -> None:
+        """Take a heartbeat from the isolated process of the tool. ValueError if it is not one."""
+        if progress:
+            if len(progress) > MAX_PROGRESS_BYTES:
+                raise ValueError(f"a heartbeat of {len(progress):,} bytes")
+            self._progress = canonical(progress, "the heartbeat")
+        self.heard_s = self.clock()
+        if self._on_heartbeat is not None:
+            self._on_heartbeat(self)
+
+    @property
+    def progress(self) -> Any:
+        """What this attempt last reported with `heartbeat`; None if it reported nothing."""
+        return None if self._progress is None else decode(self._progress)
+
+    @property
+    def progress_json(self) -> bytes | None:
+        return self._progress
 
     def spend(
         self,

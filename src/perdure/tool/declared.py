@@ -82,7 +82,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Models accept 64 characters. Only perdure itself calls a tool with the suffix `.undo`.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}(\.undo)?\Z")
-_OPTIONS = ("effect", "name", "timeout", "settle", "retry", "key_window", "isolate", "pass_env", "approval", "rate", "cost")
+_OPTIONS = (
+    *("effect", "name", "timeout", "heartbeat_timeout", "settle", "retry", "key_window"),
+    *("isolate", "pass_env", "approval", "rate", "cost"),
+)
 _LONGEST_S = 366 * 86_400.0
 _KEY_WINDOW = timedelta(hours=24)
 
@@ -103,6 +106,7 @@ class Tool(Generic[P, R]):
         effect: Effect = "once",
         name: str | None = None,
         timeout: float | timedelta | None = None,
+        heartbeat_timeout: float | timedelta | None = None,
         settle: float | timedelta | None = None,
         retry: Retry | None = None,
         key_window: float | timedelta = _KEY_WINDOW,
@@ -117,6 +121,8 @@ class Tool(Generic[P, R]):
         self.name = _checked_name(fn, name)
         self.effect = effect
         self.timeout_s = None if timeout is None else _seconds(timeout, f"tool {self.name}: timeout")
+        silent = heartbeat_timeout
+        self.heartbeat_timeout_s = None if silent is None else _seconds(silent, f"tool {self.name}: heartbeat_timeout")
         self.settle_s = None if settle is None else _seconds(settle, f"tool {self.name}: settle", zero=True)
         self.retry = retry
         self.key_window_s = _seconds(key_window, f"tool {self.name}: key_window")
@@ -302,6 +308,7 @@ class Tool(Generic[P, R]):
             effect=hook.effect,
             name=f"{self.name}.undo",
             timeout=self.timeout_s,
+            heartbeat_timeout=self.heartbeat_timeout_s,
             settle=self.settle_s,
             retry=self.retry,
             key_window=self.key_window_s,
@@ -322,6 +329,10 @@ class Tool(Generic[P, R]):
             raise InvalidInput(f"tool {self.name}: effect={self.effect!r} is unknown; one of {', '.join(get_args(Effect))}")
         if self.retry is not None and not isinstance(self.retry, Retry):
             raise InvalidInput(f"tool {self.name}: retry={self.retry!r} is not a Retry(attempts=…)")
+        if self.heartbeat_timeout_s is not None and self.effect == "transaction":
+            raise InvalidInput(
+                f"tool {self.name}: heartbeat_timeout cannot end a transaction, which has the journal's own connection; leave it out"
+            )
         if not self.isolate and self.pass_env:
             raise InvalidInput(f"tool {self.name}: pass_env needs isolate=True; without it the tool has the worker's whole environment")
         if not self.isolate:
@@ -395,6 +406,7 @@ def tool(
     effect: Effect = "once",
     name: str | None = None,
     timeout: float | timedelta | None = None,
+    heartbeat_timeout: float | timedelta | None = None,
     settle: float | timedelta | None = None,
     retry: Retry | None = None,
     key_window: float | timedelta = _KEY_WINDOW,
@@ -408,7 +420,8 @@ def tool(fn: Any = None, /, **options: Any) -> Any:
     """Declare a tool: `@tool` or `@tool(effect="keyed", …)` on a sync or async function.
 
     `effect` says what perdure may do if it does not know whether an attempt happened. `timeout` is the time limit of
-    each attempt, in seconds or as a timedelta. `settle` says how long after the time-out of a lost attempt its request
+    each attempt, in seconds or as a timedelta. `heartbeat_timeout` ends an attempt that has not called
+    `call.heartbeat` for that long, counted from its start, in the same way as a time-out. `settle` says how long after the time-out of a lost attempt its request
     may still arrive at the service. `retry` says when another attempt is made. `key_window` is how long the service
     remembers an idempotency key.
 

@@ -157,6 +157,7 @@ class _Callee:
     compensator = None
     approval: Approval | None = None
     key_window_s = 86_400.0
+    heartbeat_timeout_s = None
     settle_s = None
     shows_key = True
     keyless = False

@@ -54,6 +54,7 @@ class Attempt:
     __slots__ = (
         "_answer",
         "_args",
+        "_beats",
         "_begun",
         "_call",
         "_done",
@@ -96,11 +97,12 @@ class Attempt:
         self._answer: Returned | Unrecordable | Raised | None = None  # how an async tool's own code ended
         self._begun = False  # the code of an async tool has begun to run
         self._struck = False  # a signal interrupted an async tool
-        self._stopped: Literal["timeout", "cancelled"] | None = None
+        self._stopped: Literal["timeout", "silent", "cancelled"] | None = None
         self._task: asyncio.Task[None] | None = None  # the task of an async tool that did not end in its first step
         self._job: Job | None = None  # the job of a sync tool, or of an isolated tool
         self._process: Isolated | None = None
         self._timer: asyncio.TimerHandle | None = None  # the timer of the timeout, and then of the grace period
+        self._beats: asyncio.TimerHandle | None = None  # the timer of the heartbeat timeout
 
     # -- from outside -------------------------------------------------------------------------------------------------
     def start(self, done: Callable[[Performed], None]) -> None:
@@ -118,6 +120,8 @@ class Attempt:
                 return
             kwargs = tool.with_call(tool.arguments(self._args), self._call)
             begun_s = 0.0 if timeout_s is None else loop.time()
+            if tool.heartbeat_timeout_s is not None:
+                self._listen(loop)
             task = begun(loop, self._run(kwargs), tool.name)
         except BaseException as error:
             loop.call_soon(self._finish, self._not_started(error))
@@ -125,6 +129,7 @@ class Attempt:
         answer = self._answer
         if answer is not None and not self._struck:
             self._done = None
+            self._stop_listening()
             done(answer if self._stopped is None else self._stopped_answer(answer))
             return
         # Do not use a TaskGroup: a tool that does not stop must not block the run or the worker.
@@ -198,7 +203,7 @@ class Attempt:
             self._process = Isolated(tool, self._args, self._call, limit_s)
         else:
             kwargs = tool.with_call(tool.arguments(self._args), self._call)
-        on_begin = None if tool.timeout_s is None else self._begin_to_count
+        on_begin = None if tool.timeout_s is None and tool.heartbeat_timeout_s is None else self._begin_to_count
         self._job = self._threads.start(partial(self._in_thread, kwargs), self._end, on_begin)
 
     def _in_thread(self, kwargs: dict[str, Any]) -> Returned | Unrecordable | Raised:
@@ -218,12 +223,38 @@ class Attempt:
         return recordable(self._tool, value)
 
     def _begin_to_count(self) -> None:
-        """Start the timeout, because a thread has begun the attempt. The wait for a free thread does not count."""
-        if self._done is not None and self._stopped is None:
-            self._timer = asyncio.get_running_loop().call_later(self._tool.timeout_s, self._stop, "timeout")
+        """Start the timeouts, because a thread has begun the attempt. The wait for a free thread does not count."""
+        if self._done is None or self._stopped is not None:
+            return
+        loop = asyncio.get_running_loop()
+        if self._tool.timeout_s is not None:
+            self._timer = loop.call_later(self._tool.timeout_s, self._stop, "timeout")
+        if self._tool.heartbeat_timeout_s is not None:
+            self._listen(loop)
+
+    # -- the heartbeat timeout ----------------------------------------------------------------------------------------
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to count the time without a heartbeat."""
+        self._call.clock = loop.time
+        self._call.heard_s = max(self._call.heard_s, loop.time())
+        self._beats = loop.call_later(self._tool.heartbeat_timeout_s, self._look_for_heartbeat, loop)
+
+    def _look_for_heartbeat(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Heartbeats set no timer, because a tool may send thousands in a second. So the timer of the last look may be
+        # over long before the time without a heartbeat is.
+        left_s = self._call.heard_s + self._tool.heartbeat_timeout_s - loop.time()
+        if left_s > 0:
+            self._beats = loop.call_later(left_s, self._look_for_heartbeat, loop)
+        else:
+            self._stop("silent")
+
+    def _stop_listening(self) -> None:
+        if self._beats is not None:
+            self._beats.cancel()
+            self._beats = None
 
     # -- stopping -----------------------------------------------------------------------------------------------------
-    def _stop(self, why: Literal["timeout", "cancelled"]) -> None:
+    def _stop(self, why: Literal["timeout", "silent", "cancelled"]) -> None:
         if self._stopped is not None or self._answer is not None:
             return  # the attempt was told to stop before; or it has ended, and a callback will report the answer
         self._stopped = why
@@ -236,6 +267,7 @@ class Attempt:
         # after that step.
 
     def _interrupt(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._stop_listening()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -266,6 +298,7 @@ class Attempt:
 
     def _finish(self, answer: Performed) -> None:
         done, self._done = self._done, None
+        self._stop_listening()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -283,7 +316,8 @@ class Attempt:
         failure = answer.failure
         if failure.kind in ("cancelled", "process_died"):
             return Raised(self._stop_failure("and was stopped"))
-        return Raised(structs.replace(failure, kind=self._stopped)) if failure.kind == "error" else answer
+        kind: Literal["timeout", "cancelled"] = "cancelled" if self._stopped == "cancelled" else "timeout"
+        return Raised(structs.replace(failure, kind=kind)) if failure.kind == "error" else answer
 
     def _not_started(self, error: BaseException) -> Performed:
         """The answer of an attempt whose start raised an exception."""
@@ -304,6 +338,9 @@ class Attempt:
         if self._stopped == "timeout":
             message = f"{self._what} did not answer within {self._tool.timeout_s:g} s, {after}"
             return Failure(kind="timeout", type="TimeoutError", message=message)
+        if self._stopped == "silent":
+            message = f"no heartbeat for {self._tool.heartbeat_timeout_s:g} s: {self._what} did not call call.heartbeat, {after}"
+            return Failure(kind="timeout", type="HeartbeatTimeout", message=message, lineage=("TimeoutError", "OSError", "Exception"))
         return Failure(kind="cancelled", type="CancelledError", message=f"{self._what} was cancelled {after}")
 
     @property
@@ -325,6 +362,7 @@ class _Asked:
     """A reconcile hook with the attributes of a tool, so that `Attempt` can perform it. It returns an Outcome."""
 
     isolate = False
+    heartbeat_timeout_s = None
 
     def __init__(self, tool: Tool[..., Any], hook: Hook) -> None:
         self.name = f"the reconcile hook of {tool.name}"

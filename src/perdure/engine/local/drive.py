@@ -64,11 +64,12 @@ from perdure.engine.artifacts import Vaults
 from perdure.engine.clock import Clock
 from perdure.engine.local.attempts import Attempt, perform_in_transaction, reconcile
 from perdure.engine.local.limits import Debts, OneAtATime, answer, look
+from perdure.engine.local.progress import ProgressKeeper
 from perdure.engine.local.task_cleanup import cancel
 from perdure.engine.threads import Threads
 from perdure.errors import Conflict, Fenced, NotFound, RunEnded, StoreError, StoreUnavailable, in_full
 from perdure.settings import Settings
-from perdure.store.api import Append, Appended, Claimed, Refused, RunRow, Store
+from perdure.store.api import Append, Appended, Claimed, ProgressRow, Refused, RunRow, Store
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Call, Closer
 
@@ -136,6 +137,7 @@ class Host(Protocol):
     def broke(self, drive: Drive, error: Exception) -> None: ...
 
     questions: OneAtATime
+    progress: ProgressKeeper
 
     def uncharged_beside(self, run_id: str, budget_of: str) -> Amounts: ...
 
@@ -180,9 +182,14 @@ class Drive:
         """The amounts that this run has recorded under the budget of run `budget_of` and not committed yet."""
         return self._core.uncharged(budget_of)
 
-    def begin(self, events: Sequence[Event], debts: Debts, parked: ParkedRun | None = None) -> None:
-        """Replay the journal, and continue after its last event. With `parked`, only the events since are replayed."""
-        self._feed(JournalRead(events, debts.budgets, debts.reserved, self._row.crashes, self.lease.epoch, parked))
+    def begin(self, events: Sequence[Event], debts: Debts, progress: list[ProgressRow], parked: ParkedRun | None) -> None:
+        """Replay the journal, and continue after its last event. With `parked`, only the events since are replayed.
+
+        `progress`: of attempts that were cut off.
+        """
+        self._host.progress.knows(self.run_id, progress)
+        cut_off = {(row.call, row.attempt): row.progress for row in progress}
+        self._feed(JournalRead(events, debts.budgets, debts.reserved, self._row.crashes, self.lease.epoch, parked, cut_off))
 
     def receive(self, row: InboxRow) -> None:
         """Give the core an inbox row that has arrived for this run."""
@@ -365,7 +372,8 @@ class Drive:
     def _start(self, begin: Begin, is_too_late: Callable[[], bool] | None) -> None:
         """Begin an attempt. Its intent is durable, or its effect class needs no intent."""
         assert begin.number not in self._attempts, begin.number
-        told = self._told(begin, begin.tool.timeout_s)
+        # The progress of a hook, or of a transaction, is not stored: after a rollback nothing is left of its work.
+        told = self._told(begin, begin.tool.timeout_s, heard=self._heard)
         host = self._host
         running = Attempt(
             begin.tool if host.performing is None else self._performed(begin.tool),
@@ -383,11 +391,12 @@ class Drive:
 
     def _ended(self, told: Call, performed: Performed) -> None:
         if self._attempts.pop(told.number, None) is not None:
-            self._inputs.append(AttemptEnded(told.number, told.attempt, performed, told.usage))
+            told.over = True
+            self._inputs.append(AttemptEnded(told.number, told.attempt, performed, told.usage, told.progress_json))
             if not self._stepping:
                 self._work()
 
-    def _told(self, begin: Begin, timeout_s: float | None, connection: Any = None) -> Call:
+    def _told(self, begin: Begin, timeout_s: float | None, connection: Any = None, heard: Callable[[Call], None] | None = None) -> Call:
         return Call(
             key=begin.key or partial(begin.keys.key, begin.number, begin.tool.name),
             run_id=self.run_id,
@@ -397,9 +406,15 @@ class Drive:
             tenant=self._row.tenant,
             actor=self._row.actor,
             connection=connection,
+            last_progress=None if begin.last_progress is None else codec.decode(begin.last_progress),
+            on_heartbeat=heard,
             closers=self._host.closers,
             vaults=self._host.vaults,
         )
+
+    def _heard(self, call: Call) -> None:
+        """A tool has sent a heartbeat, on any thread."""
+        self._host.progress.hear(self.lease, call)
 
     def _ask(self, begin: Begin) -> None:
         host, number = self._host, begin.number
@@ -523,6 +538,7 @@ class Drive:
         sealed = append.events if result is None else (*append.events, result)
         if sealed:
             self._head = sealed[-1].hash
+            self._host.progress.settle(self.run_id, self._core.state)
         self._failures = 0
         if append.charge is not None:
             host.questions.committed(self._core.budgets, append.charge)
@@ -617,7 +633,8 @@ class Drive:
         payload, blob = codec.pack(self._perform_in_time(begin, told), self._host.settings.inline_bytes)
         usage = transaction.estimate if told.usage is None else told.usage
         before, seq = (head.events[-1].hash, head.events[-1].event.seq) if head.events else (self._head, head.expected_seq)
-        body = ToolCallCompleted(result=payload, attempt=begin.attempt, usage=usage)
+        progress = None if told.progress_json is None else codec.pack(told.progress_json, codec.MAX_BYTES)[0]
+        body = ToolCallCompleted(result=payload, attempt=begin.attempt, usage=usage, progress=progress)
         event = Event(seq + 1, transaction.event_id, self._host.clock.now(), self.lease.epoch, begin.number, transaction.cause, body)
         charge = None
         if transaction.metered:

@@ -211,7 +211,6 @@ def _call(request: dict[str, Any], tell: Any) -> Any:
 
     import msgspec
 
-    from perdure.core.codec import encode
     from perdure.engine.local.isolated_vault import AskedVault
     from perdure.tool import Call
 
@@ -220,7 +219,7 @@ def _call(request: dict[str, Any], tell: Any) -> Any:
     asked = AskedVault(request["artifacts"])
     return Call(
         **{**fields, "deadline": deadline},
-        on_heartbeat=lambda progress: tell(b"H", encode(progress)),
+        on_heartbeat=lambda call: tell(b"H", call.progress_json or b""),
         on_spend=lambda usage: tell(b"U", msgspec.json.encode(usage)),
         vaults=lambda call: asked,
     )

@@ -86,6 +86,7 @@ class Isolated:
             "call": {
                 **{name: getattr(call, name) for name in ("key", "run_id", "number", "attempt", "tenant", "actor")},
                 "deadline": None if call.deadline is None else call.deadline.isoformat(),
+                "last_progress": call.last_progress,
             },
         }
         self._lock = threading.Lock()
@@ -164,8 +165,9 @@ class Isolated:
                         pass
                     case b"B", b"":
                         begun = True
+                        self._call.hear(None)  # the time to load the tool does not count as silence of the tool
                     case b"H", progress:
-                        self._call.progress = codec.parse(progress, "the heartbeat")
+                        self._call.hear(progress)
                     case b"U", usage:
                         self._call.add_usage(_usage(usage))
                     case b"R", result if begun and answer is None:

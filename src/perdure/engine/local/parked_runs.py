@@ -83,7 +83,7 @@ def weight_of(state: RunState) -> int:
 def _payload_bytes(state: RunState, number: int) -> int:
     call, child = state.calls.get(number), state.children.get(number)
     if call is not None:
-        return _size(call.args) + _size(call.result)
+        return _size(call.args) + _size(call.result) + _size(call.progress)
     if child is not None:
         return _size(child.input) + (0 if child.ended is None else _size(child.ended.output))
     return 0

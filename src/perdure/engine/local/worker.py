@@ -40,6 +40,7 @@ from perdure.engine.local.drive import Drive, Performing
 from perdure.engine.local.leases import AGAIN_AFTER_S, Renewer, Watchdog, surrender
 from perdure.engine.local.limits import Debts, OneAtATime, debts_of, may_owe
 from perdure.engine.local.parked_runs import ParkedRuns
+from perdure.engine.local.progress import ProgressKeeper, has_cut_off
 from perdure.engine.local.task_cleanup import end
 from perdure.engine.notify.dispatcher import TOLD, Dispatcher
 from perdure.engine.threads import ReadingThreads, Threads
@@ -57,14 +58,15 @@ from perdure.errors import (
     in_full,
 )
 from perdure.settings import Queue, Settings
-from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, Claimed, Committed, InboxRow, RunRow, Served, Store
+from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, Claimed, Committed, InboxRow, ProgressRow, RunRow, Served, Store
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Closer
 
 log = logging.getLogger("perdure.worker")
 Observer = Callable[[str, Sequence[Event]], None]
 T = TypeVar("T")
-_Read = tuple[Sequence[Event], Debts, ParkedRun | None]  # the run goes on from the parked run, or its journal is replayed
+# What a drive begins with. It goes on from the parked run; without one, the journal is replayed.
+_Read = tuple[Sequence[Event], Debts, list[ProgressRow], ParkedRun | None]
 _READ_HERE = 500  # a journal with more events is read on a thread, so that the loop continues meanwhile
 _REAP_EVERY_S = 1.0
 _COMPLAIN_EVERY_S = 30.0
@@ -146,6 +148,7 @@ class Worker:
         self._drives: dict[str, Drive] = {}
         self._parked = ParkedRuns(settings.cache_runs, settings.cache_mb)
         self.questions = OneAtATime(self)
+        self.progress = ProgressKeeper(self, settings.progress_s, self._complain)
         self.commits_here = False  # only one run is driven: its drive commits directly, on the loop's own thread
         self._readers: set[asyncio.Future[Any]] = set()
         self._post_version = -1  # the store's version when the inboxes were last read
@@ -234,6 +237,7 @@ class Worker:
             await end(self._tasks, _CLOSE_S)
             await asyncio.gather(*(self._close(owner) for owner in list(self.closers)), return_exceptions=True)
         finally:
+            self.progress.stop()
             try:
                 await self._ask(self._leave)
             finally:
@@ -255,6 +259,7 @@ class Worker:
         # Do all of this in one call on a thread: then a cancel of the caller cannot stop it halfway.
         self._renewer.stop()
         self.group.close()
+        self.progress.last_write()
         self._sign_off()
 
     def _sign_on(self) -> None:
@@ -723,7 +728,7 @@ class Worker:
         parked = self._parked.take(run_id, agent)
         drive = self._drives[run_id] = Drive(claimed, agent, self)
         self._see_who_commits()
-        came_along = claimed.events is not None and not may_owe(claimed.events[0].body)
+        came_along = claimed.events is not None and not may_owe(claimed.events[0].body) and not has_cut_off(claimed.events)
         to_read = claimed.row.seq - (0 if parked is None else parked.last.seq)
         if came_along or (to_read <= _READ_HERE and not self.store.remote):
             # Use a plain callback, not a task: from CPython 3.14 on, an agent's tasks cannot be entered from inside a
@@ -742,17 +747,23 @@ class Worker:
             since: Sequence[Event] = self.store.read(run_id, before) if events is None else events[before:]
             if goes_on_from(parked, since):
                 assert parked.state.created is not None
-                return since[1:], debts_of(self.store, parked.state.created), parked
+                # An attempt of a parked run may have been cut off before: its call waits for a rate limit or for money.
+                cut_off = any(call.phase == "started" for call in parked.state.open.values())
+                return since[1:], debts_of(self.store, parked.state.created), self._progress_of(run_id, cut_off), parked
         journal = self.store.read(run_id) if events is None else events
-        return journal, debts_of(self.store, journal[0].body), None
+        return journal, debts_of(self.store, journal[0].body), self._progress_of(run_id, has_cut_off(journal)), None
+
+    def _progress_of(self, run_id: str, cut_off: bool) -> list[ProgressRow]:
+        """The stored progress of the run's attempts, if one of them was cut off."""
+        return self.store.progress([run_id]) if cut_off else []
 
     def _begin_drive(self, drive: Drive, claimed: Claimed, parked: ParkedRun | None, reading: asyncio.Future[_Read] | None) -> None:
         self._readers.discard(reading)
         used: ParkedRun | None = None
         try:
             if not drive.over:
-                events, debts, used = self._read(claimed, parked) if reading is None else reading.result()
-                drive.begin(events, debts, used)
+                events, debts, progress, used = self._read(claimed, parked) if reading is None else reading.result()
+                drive.begin(events, debts, progress, used)
                 self._wake_beside(drive.run_id)  # the journal of the run may already have children
         except Exception as error:
             self.broke(drive, error)
@@ -1024,22 +1035,27 @@ class Worker:
         remote, the work runs on another thread.
         """
 
-        def finish(future: asyncio.Future[T]) -> None:
-            self._readers.discard(future)
-            if not future.cancelled():
-                error = future.exception()
-                done(future.result() if error is None else error if isinstance(error, Exception) else PerdureError(repr(error)))
-
         if self.transacting or self.store.remote:
-            working = self._asking.start(work)
-            self._readers.add(working)
-            working.add_done_callback(finish)
+            self.aside(work, done)
             return
         try:
             answer: T | Exception = work()
         except Exception as error:
             answer = error
         done(answer)
+
+    def aside(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        """Do work on another thread, then call done(answer or error) on the loop."""
+
+        def finish(future: asyncio.Future[T]) -> None:
+            self._readers.discard(future)
+            if not future.cancelled():
+                error = future.exception()
+                done(future.result() if error is None else error if isinstance(error, Exception) else PerdureError(repr(error)))
+
+        working = self._asking.start(work)
+        self._readers.add(working)
+        working.add_done_callback(finish)
 
     def _see_who_commits(self) -> None:
         self.commits_here = len(self._drives) == 1 and not self._transactions and not self.store.remote
@@ -1078,6 +1094,7 @@ class Worker:
     def rested(self, drive: Drive) -> None:
         if self._drives.get(drive.run_id) is drive:
             del self._drives[drive.run_id]
+            self.progress.rested(drive.run_id)
             self._see_who_commits()
         self._wake_beside(drive.run_id)
         self._notice()

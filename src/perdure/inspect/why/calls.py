@@ -42,6 +42,7 @@ from perdure.inspect.text import (
     places,
     plain,
     plural,
+    progress_words,
     result_words,
     seconds,
     shown,
@@ -74,6 +75,7 @@ class CallInDoubt(Struct, frozen=True):
     age: str
     age_s: float
     why: str
+    progress: str | None  # in words. It is what the attempt said about its own work, and proves nothing
     places: list[str]
     worker: str | None
     meaning: str
@@ -120,6 +122,7 @@ def _doubt(call: CallState, scene: Scene) -> CallInDoubt:
         age=span(scene.now - since),
         age_s=seconds(scene.now - since),
         why=_why_doubt(call, scene),
+        progress=reached(call, scene),
         places=places(call.failure),
         worker=_performer(call.intent_seq, events),
         meaning=EFFECTS[call.effect],
@@ -172,6 +175,14 @@ def _without_hook(call: CallState, scene: Scene) -> str:
     if any(claim.takeover for claim in claims):
         return "the worker died inside it"
     return (call.doubt or "").partition(_HOOK)[0].rstrip("; ")
+
+
+def reached(call: CallState, scene: Scene) -> str | None:
+    """The last progress of the call, in words; None if no attempt of it has reported any."""
+    stored = scene.progress.get(call.number)
+    if stored is not None:
+        return f"{progress_words(stored.progress)} (stored {span(scene.now - stored.at)} ago)"
+    return None if call.progress is None else progress_words(scene.load(call.progress))
 
 
 def _performer(intent_seq: int, events: Sequence[Event]) -> str | None:

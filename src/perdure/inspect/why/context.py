@@ -17,10 +17,10 @@ from perdure.core.state import RunState
 from perdure.engine.api import Reading
 from perdure.inspect.cost import CostAll, Limit, cost_with_children, limit_words, limits_of
 from perdure.inspect.text import amount, clock, iso, plain, plural, seconds
-from perdure.inspect.view import RunView, loader, read_run
+from perdure.inspect.view import RunView, loader, progress_now, read_run
 from perdure.inspect.workers import is_served, lease_of, missing, no_room, suspect_words, version_served, waits_as_suspect
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ApprovalRow, InboxRow, Ledger, RunRow, WorkerRow
+from perdure.store.api import FINISHED, ApprovalRow, InboxRow, Ledger, ProgressRow, RunRow, WorkerRow
 
 RUNS_NAMED = 3
 BUDGETS_NAMED = 3  # only a few, because a journal is read for each budget
@@ -168,6 +168,7 @@ class Scene(Struct, frozen=True):
     cost_all: CostAll | None  # only for a run with children: the cost together with the children
     unread: list[InboxRow]  # only for a finished run: the post that the run never read
     load: Callable[[Payload], bytes]
+    progress: dict[int, ProgressRow] = {}  # call → the stored progress of its attempt, which is under way or was cut off
     no_room: str | None = None  # the queue limit that blocks a ready run
     suspect: str | None = None  # why a ready run waits as a suspect
 
@@ -229,6 +230,7 @@ def look(store: Reading, run_id: str, now: int, settings: Settings) -> Scene:
         cost_all=cost_with_children(store, reading.row) if state.children else None,
         unread=store.unread(run_id) if state.finished else [],
         load=loader(store),
+        progress=progress_now(reading, store.progress([run_id])) if state.open else {},
         no_room=no_room(row, store.backlog(now), settings.queues) if settings.queues and is_ready else None,
         suspect=suspect_words(row, workers, groups) if waits_as_suspect(row, workers, groups, now) else None,
     )

@@ -26,6 +26,7 @@ from perdure.inspect.why.calls import (
     ended,
     heard,
     never_started,
+    reached,
     strays,
     topics,
     unread_words,
@@ -48,6 +49,7 @@ class Open(Struct, frozen=True):
     since: str
     age_s: float
     seq: int
+    progress: str | None = None  # in words, with its age: what the attempt reported with `call.heartbeat`
 
 
 class Paused(Struct, frozen=True):
@@ -206,7 +208,9 @@ def _open(call: CallState, scene: Scene) -> Open:
     again = f", attempt {call.attempt}" if call.attempt > 1 else ""
     limit = f", times out after {span(round(call.timeout_s * 1e6))}" if call.timeout_s else ""
     doing = f"being {'asked' if is_request(call.args) else 'performed'} for {span(scene.now - since)}{again}{limit}"
-    return Open(call.number, asked_words(call, scene.load), doing, iso(since), seconds(scene.now - since), call.intent_seq)
+    return Open(
+        call.number, asked_words(call, scene.load), doing, iso(since), seconds(scene.now - since), call.intent_seq, reached(call, scene)
+    )
 
 
 def _cut_off(call: CallState, scene: Scene) -> Open:
@@ -215,4 +219,12 @@ def _cut_off(call: CallState, scene: Scene) -> Open:
         "asked again by the next worker; an answer that was on its way is lost" if is_request(call.args) else "run again by the next worker"
     )
     then = "not repeated: the run is being cancelled" if scene.reading.state.cancel else again
-    return Open(call.number, asked_words(call, scene.load), f"cut off, {then}", iso(since), seconds(scene.now - since), call.intent_seq)
+    return Open(
+        call.number,
+        asked_words(call, scene.load),
+        f"cut off, {then}",
+        iso(since),
+        seconds(scene.now - since),
+        call.intent_seq,
+        reached(call, scene),
+    )

@@ -750,6 +750,13 @@ SELECT count(*) FILTER (WHERE w.beat_at >= (extract(epoch FROM clock_timestamp()
         AND NOT EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.worker))
 FROM perdure_workers AS w
 
+-- == The progress of attempts ========================================================================================
+
+-- name: progress_of_runs
+SELECT r.run_id, p.call, p.attempt, p.progress, p.at
+FROM perdure_runs AS r JOIN perdure_progress AS p ON p.run = r.id
+WHERE r.run_id = ANY (ARRAY(SELECT jsonb_array_elements_text(:run_ids::jsonb))) ORDER BY r.id, p.call
+
 -- == Rate limits =====================================================================================================
 
 -- name: make_rate
@@ -929,6 +936,9 @@ DELETE FROM perdure_signals WHERE run = ANY (ARRAY(SELECT value::bigint FROM jso
 -- name: prune_reserved
 DELETE FROM perdure_reserved WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 
+-- name: prune_progress
+DELETE FROM perdure_progress WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
 -- name: prune_approvals
 DELETE FROM perdure_approvals WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 
@@ -1055,6 +1065,7 @@ FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_mov
         ('worker', 'perdure_notices', 'SELECT, INSERT, UPDATE, DELETE', 'next_at, attempts, error'),
         ('worker', 'perdure_workers', 'SELECT, INSERT, UPDATE, DELETE', 'name, pid, started_at, beat_at, serves, queues, session'),
         ('worker', 'perdure_reserved', 'SELECT, INSERT, UPDATE, DELETE', 'usd_micros, tokens, calls, busy_us'),
+        ('worker', 'perdure_progress', 'SELECT, INSERT, UPDATE, DELETE', 'attempt, progress, at'),
         ('decider', 'perdure_events', 'INSERT', ''), ('decider', 'perdure_inbox', 'INSERT, DELETE', ''),
         ('decider', 'perdure_blobs', 'INSERT, UPDATE', 'digest'), ('decider', 'perdure_blob_uses', 'INSERT', ''),
         ('decider', 'perdure_notices', 'INSERT', ''),

@@ -496,6 +496,13 @@ UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :n
     status = iif(status = 'cancelling', status, 'queued'), lost_with = iif(crashes >= 2, :beside_suspects, :beside)
 WHERE holder = :worker AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at = :beat_at)
 
+-- == The progress of attempts ========================================================================================
+
+-- name: progress_of_runs
+SELECT r.run_id, p.call, p.attempt, p.progress, p.at
+FROM json_each(:run_ids) AS j CROSS JOIN perdure_runs AS r ON r.run_id = j.value CROSS JOIN perdure_progress AS p ON p.run = r.id
+ORDER BY r.id, p.call
+
 -- == Rate limits =====================================================================================================
 
 -- name: make_rate
@@ -656,6 +663,9 @@ DELETE FROM perdure_signals WHERE run IN (SELECT value FROM json_each(:runs))
 
 -- name: prune_reserved
 DELETE FROM perdure_reserved WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: prune_progress
+DELETE FROM perdure_progress WHERE run IN (SELECT value FROM json_each(:runs))
 
 -- name: prune_approvals
 DELETE FROM perdure_approvals WHERE run IN (SELECT value FROM json_each(:runs))
