@@ -262,13 +262,13 @@ def test_verify_names_a_journal_whose_run_is_gone_and_the_guards_that_were_taken
     told = killed("verify", code=7).splitlines()
     (gone,) = [line for line in told if "run 'r'" in line]
     assert "its row is gone" in gone
-    assert len([line for line in told if line.startswith("the trigger perdure_")]) == 26
+    assert len([line for line in told if line.startswith("the trigger perdure_")]) == 30
     assert told[-1].startswith("1 run, ")
-    assert told[-1].endswith("as they were written; 27 things are wrong with the database as a whole")
+    assert told[-1].endswith("as they were written; 31 things are wrong with the database as a whole")
     problems = [line["problem"] for line in killed.lines("verify", code=7) if line["run_id"] is None]
     assert problems == told[:-1]
     failed = {check["name"]: check for check in killed.lines("doctor", code=1) if check["verdict"] == "FAIL"}
-    assert failed["guards"]["found"] == f"{told[0]}; and 26 things more"
+    assert failed["guards"]["found"] == f"{told[0]}; and 30 things more"
     assert failed["guards"]["way_out"] == "perdure verify"
 
 

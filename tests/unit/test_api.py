@@ -181,7 +181,8 @@ def test_signals_that_have_arrived_are_received_without_waiting() -> None:
 
 # -- old names ------------------------------------------------------------------------------------------------------------------
 def test_old_names_still_work_with_a_warning() -> None:
-    with sync.Perdure("sqlite://", [old_asker]) as app:
+    # cache_runs=0: the agent is replayed after the decision, and warns once more.
+    with sync.Perdure("sqlite://", [old_asker], settings=perdure.Settings(cache_runs=0)) as app:
         app.start(old_asker, id="r")
         with pytest.warns(DeprecationWarning, match="request_approval"):
             app.drive("r", wait=False)

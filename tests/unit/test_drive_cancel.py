@@ -720,7 +720,7 @@ def test_a_run_that_somebody_drives_is_not_ended_by_force() -> None:
             await app.start(case.agent, id="r")
             driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: case.began)
-            with pytest.raises(AlreadyRunning, match="is held by worker"):
+            with pytest.raises(AlreadyRunning, match="is held by a worker"):
                 await app.cancel("r", force=True)
             assert status_of(app, "r") == "running"
             case.release.set()

@@ -75,7 +75,7 @@ USES: list[tuple[str, Any, set[str]]] = [
     ("lock_runs", {"keys": [1, 2], "ending": [2]}, {"perdure_runs_pkey", "perdure_runs_run_id_key"}),
     ("inbox_of_worker", ("w",), {"perdure_runs_held", "perdure_inbox_run"}),
     ("unread_of_run", (1,), {"perdure_inbox_run"}),
-    ("read_events", {"run_id": "r", "after": 0}, {"perdure_events_pkey", "perdure_runs_run_id_key"}),
+    ("read_events", {"run_id": "r", "after": 0, "until": 9}, {"perdure_events_pkey", "perdure_runs_run_id_key"}),
     ("stored_events", {"run_id": "r"}, {"perdure_events_pkey", "perdure_runs_run_id_key"}),
     ("event_at", (1, 1), {"perdure_events_pkey"}),
     ("due_notices", (1, 9), {"perdure_notices_due"}),

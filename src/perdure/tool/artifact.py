@@ -387,25 +387,22 @@ def ids_in(encoded: bytes) -> list[str]:
 
 def pointers_in(encoded: bytes) -> list[Artifact]:
     """All pointers in a JSON value, at any depth. A text that only mentions a URI is not a pointer."""
+    if SCHEME.encode() not in encoded:
+        return []
     found: dict[str, Artifact] = {}
-
-    def look(value: Any) -> None:
-        if isinstance(value, dict):
-            if value.keys() == _FIELDS:
-                try:
-                    artifact = Artifact(**value)
-                except PerdureError:
-                    return
-                found[artifact.uri] = artifact
-            else:
-                for item in value.values():
-                    look(item)
-        elif isinstance(value, list):
-            for item in value:
-                look(item)
-
-    if SCHEME.encode() in encoded:
-        look(codec.decode(encoded))
+    left = [codec.decode(encoded)]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left.extend(reversed(value))
+        elif isinstance(value, dict) and value.keys() == _FIELDS:
+            try:
+                artifact = Artifact(**value)
+            except PerdureError:
+                continue
+            found[artifact.uri] = artifact
+        elif isinstance(value, dict):
+            left.extend(reversed(value.values()))
     return list(found.values())
 
 

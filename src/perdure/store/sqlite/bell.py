@@ -60,7 +60,7 @@ class PipeBell:
         except (OSError, StoreUnavailable) as error:
             if not self._complained:
                 self._complained = True
-                why = error.strerror if isinstance(error, OSError) else error
+                why = error.strerror if isinstance(error, OSError) else error.in_full()
                 log.warning("no bell in %s (%s): commits of other processes are found by polling", self._folder.path, why)
             return stop_own
         self._pipes[pipe.name] = pipe
