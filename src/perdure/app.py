@@ -571,8 +571,7 @@ class Perdure:
         """
         row = await self.handle(run_id, tenant=tenant).row()
         agent = self._agent(row.agent)
-        # The check runs in a thread, because it replays an agent: since CPython 3.14, the tasks of an agent cannot run
-        # inside another task.
+        # The check runs in a thread, because it reads a whole journal and replays it.
         await self._asking.ask(lambda: self._check_replay(run_id, agent))
         await self._control.adopt(run_id, agent.version, by=by, note=note, tenant=tenant)
 

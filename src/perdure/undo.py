@@ -364,8 +364,7 @@ class Undoer:
         self._control = control
 
     async def survey(self, row: RunRow, agent: Agent[Any, Any]) -> Survey:
-        # `survey` runs in a thread, because it replays agents: since CPython 3.14, the tasks of an agent cannot run
-        # inside another task.
+        # `survey` runs in a thread, because it reads whole journals and replays them.
         return await asyncio.to_thread(survey, self._reading, row, agent, self._settings.max_steps)
 
     async def undo(self, row: RunRow, agent: Agent[Any, Any], *, by: str, accept: bool, wait: bool, stop: asyncio.Event | None) -> RunRow:

@@ -30,10 +30,16 @@ def found_in(data: bytes | str) -> list[Finding]:
         (b"x = (\n", 1, 5, "never closed"),
         (b"x = 1\ny = '\xff'\n", 2, 6, "byte 0xff is no utf-8"),
         (b"# coding: ascii\nx = 'ab\xe9'\n", 2, 8, "byte 0xe9 is no ascii"),
+        (b"#!/usr/bin/python3\n# coding: ascii\nx = '\xe9'\n", 3, 6, "byte 0xe9 is no ascii"),
+        (b"# coding: ascii, \xe9\n", 1, 18, "byte 0xe9 is no ascii"),
+        (b"\xef\xbb\xbfx = '\xff'\n", 1, 6, "byte 0xff is no utf-8; save the file as UTF-8, or declare its encoding"),
+        (b"\xef\xbb\xbf# coding: latin-1\n", 1, 1, "the mark of UTF-8, and declares the encoding latin-1"),
+        (b"x = 1\n# coding: latin-1\ny = '\xe9'\n", 3, 6, "byte 0xe9 is no utf-8"),
         (b"# coding: nothing-like-that\n", 1, 1, "nothing-like-that"),
         (b"# coding: base64\n", 1, 1, "base64"),
         (b"# -*- coding: undefined -*-\nx = 1\n", 1, 1, "the encoding undefined is not an encoding of text"),
         (b"x = 1\nab\0c\n", 2, 3, "a NUL character"),
+        (b"x\0\n", 1, 2, "a NUL character"),
         (b"\xff\xfex\0 \0", 1, 1, "byte 0xff"),
         (b"x = " + b"(" * 5000 + b")" * 5000, 1, None, ""),
         (b"x = " + b"-" * 200_000 + b"1", 1, None, "nested too deeply"),
@@ -53,7 +59,16 @@ def test_a_file_that_is_nested_deeply_is_looked_at_or_said_to_be_too_deep():
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\n", b"\xef\xbb\xbfx = 1\n", b"# coding: latin-1\nx = '\xe9'\n", b"x = 1\r\ny = 2\r", b"\x0c\nx = '\\d'\n"]
+    "data",
+    [
+        b"",
+        b"\n",
+        b"\xef\xbb\xbfx = 1\n",
+        b"# coding: latin-1\nx = '\xe9'\n",
+        b"\r\n# vim: fileencoding=latin-1\r\nx = '\xe9'\r\n",
+        b"x = 1\r\ny = 2\r",
+        b"\x0c\nx = '\\d'\n",
+    ],
 )
 def test_a_file_in_another_form_is_read_as_python_does(data):
     assert found_in(data) == []

@@ -267,7 +267,7 @@ def test_a_run_that_still_waits_is_the_same_as_long_as_it_waits(tmp_path):
             await app.engine.drive("r")
             with (tmp_path / "run.perdure.jsonl").open("wb") as out:
                 export_run(app.store, "r", out.write)
-        # In a task, as in an async test: an agent's own tasks are entered on a thread beside it.
+        # In a task, as in an async test.
         recording = recorded(tmp_path / "run.perdure.jsonl")
         recording.replay(waiter)
         again = recording.rerun(waiter)

@@ -220,7 +220,7 @@ TRACES = {
         r"|pythonhosted\.org|https?://\S+/simple\b|--(?:extra-)?index-url"
     ),
 }
-UNTRACKED = frozenset(".git .boot .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache __pycache__ node_modules".split())
+UNTRACKED = frozenset(".git .boot .newer .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache __pycache__ node_modules".split())
 
 
 def traces(text: str) -> list[str]:

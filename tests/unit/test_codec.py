@@ -222,8 +222,8 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (float("nan"), "nan"),
-        (float("inf"), "inf"),
+        (float("nan"), "is nan, which JSON cannot hold"),
+        (float("inf"), "is inf, which JSON cannot hold"),
         ({"price": [float("-inf")]}, "price is -inf"),
         ({1: 2}, "keys must be strings"),
         ({(1, 2): 3}, "keys must be strings"),

@@ -26,8 +26,11 @@ from tests.unit.drive_tools import SETTINGS, ManualClock, perdure, run
 from tests.unit.loop_agents import AGENTS, DETERMINISTIC, replayed
 
 from perdure import Agent, NotAllowedInAgent, Perdure, Run, Settings, agent, tool
+from perdure.core import agent_loop
+from perdure.core import machine as core_machine
 from perdure.core.agent_loop import AgentLoop, DoesNotRest
 from perdure.core.machine import CallCompleted, CallTool, CancelAsked, Facts, Finish, Machine, Succeeded, TimerDue
+from perdure.interrupts import is_interrupt
 from perdure.store.api import Filter
 from perdure.store.open import open_store
 
@@ -597,6 +600,115 @@ def test_a_machine_that_was_cancelled_before_it_started_never_begins() -> None:
     (finish,) = machine.start(2)
     assert type(finish.outcome).__name__ == "Cancelled"  # type: ignore[union-attr]
     assert begun == []
+
+
+# -- inside of a task of another loop -----------------------------------------------------------------------------------------
+# From CPython 3.14 on a thread has one current task, whatever the number of its loops.
+def test_an_agent_runs_and_is_let_go_inside_of_a_task_as_everywhere() -> None:
+    seen: list[object] = []
+
+    async def main(machine: Machine) -> None:
+        seen.append(type(asyncio.current_task()).__name__)
+        try:
+            async with asyncio.timeout(1):
+                await asyncio.gather(asyncio.sleep(5), asyncio.sleep(6))
+        except TimeoutError:
+            seen.append("too late")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            seen.append(asyncio.current_task())  # no task of the agent runs any more, and the outer one is not the agent's
+
+    async def outside() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        machine = Machine(Facts("r", "default", None, "main", "1"), main)
+        assert machine.start(0) == []
+        assert asyncio.current_task() is task
+        due = machine.next_timer()
+        assert due is not None
+        assert machine.deliver(due[0], TimerDue(due[1])) == []
+        machine.close()
+        assert (asyncio.get_running_loop(), asyncio.current_task()) == (loop, task)
+        await asyncio.sleep(0)  # the task can go on
+
+    asyncio.run(outside())
+    assert seen == ["AgentTask", "too late", None]
+
+
+class Struck:
+    """Lets a signal arrive right after the call with this number among those that change what asyncio believes to be running."""
+
+    CHANGES = (
+        (asyncio.events, "_set_running_loop"),
+        (sys, "set_asyncgen_hooks"),
+        *((module, name) for module in (agent_loop, core_machine) for name in ("set_current_task", "set_running_loop")),
+    )
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.calls = 0
+
+    def __enter__(self) -> Struck:
+        self.before = signal.signal(signal.SIGUSR1, self.interrupt)
+        self.patched = pytest.MonkeyPatch()
+        for module, name in self.CHANGES:
+            if hasattr(module, name):
+                self.patched.setattr(module, name, self.struck_after(getattr(module, name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.patched.undo()
+        signal.signal(signal.SIGUSR1, self.before)
+
+    def interrupt(self, signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def struck_after(self, change: Callable[..., object]) -> Callable[..., object]:
+        def changed(*args: object) -> object:
+            answer = change(*args)
+            self.calls += 1
+            if self.calls == self.at:
+                signal.raise_signal(signal.SIGUSR1)
+            return answer
+
+        return changed
+
+
+@pytest.mark.parametrize("doing", ["run", "replay", "close"])
+def test_ctrl_c_while_an_agent_is_entered_or_left_finds_the_outer_loop_and_its_task_as_they_were(doing: str) -> None:
+    async def main(machine: Machine) -> None:
+        await asyncio.sleep(60)
+
+    async def outside(at: int) -> bool:
+        """Whether the signal arrived at all."""
+        loop, task, hooks = asyncio.get_running_loop(), asyncio.current_task(), sys.get_asyncgen_hooks()
+        machine = Machine(Facts("r", "default", None, "main", "1"), main, is_interrupt=is_interrupt)
+        if doing == "close":
+            machine.start(0)
+        with Struck(at) as struck:
+            try:
+                match doing:
+                    case "run":
+                        machine.start(0)
+                    case "replay":
+                        with machine.replayed():
+                            machine.start(0)
+                    case "close":
+                        machine.close()
+            except KeyboardInterrupt:
+                assert struck.calls >= at
+        running = asyncio.events._get_running_loop()
+        asyncio.events._set_running_loop(loop)  # or what is wrong would be shown as anything else
+        assert running is loop
+        assert asyncio.current_task() is task
+        assert sys.get_asyncgen_hooks() == hooks
+        machine.close()
+        await asyncio.sleep(0)
+        return struck.calls >= at
+
+    arrived = [asyncio.run(outside(at)) for at in range(1, 10)]
+    assert arrived.count(True) >= 2
+    assert not arrived[-1], "every call was struck"
 
 
 def test_the_settings_of_these_tests_park_at_any_wait() -> None:

@@ -303,7 +303,7 @@ def test_a_store_that_cannot_be_read_for_a_moment_does_not_end_the_worker(what: 
 
 # -- where an agent is entered ------------------------------------------------------------------------------------------
 def test_no_agent_is_ever_entered_inside_a_task_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From CPython 3.14 on a task cannot be entered while another one runs. Starting, waking, cancelling, resolving and draining."""
+    """Inside a task the first step of a tool would have to wait. Starting, waking, cancelling, resolving and draining."""
     entered: list[bool] = []
     real = AgentLoop.run_until_quiet
 

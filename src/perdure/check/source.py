@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import io
+import codecs
 import os
 import re
 import stat
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from perdure import shell
 from perdure.errors import InvalidInput
 
 MAX_BYTES = 4 * 1024 * 1024
+_DECLARATION = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+_BLANK = re.compile(rb"[ \t\f]*(#.*)?\r?$")
 _PLANS = (".toml", ".json")
 _LEFT_OUT = frozenset(("__pycache__", "node_modules", "site-packages"))
 
@@ -80,21 +81,43 @@ def decode(data: bytes) -> str:
 
     NotPython if the bytes cannot be decoded. The error names the first byte that cannot be decoded.
     """
+    has_mark = data.startswith(codecs.BOM_UTF8)
+    data = data.removeprefix(codecs.BOM_UTF8)
+    declared = _declared_encoding(data)
+    encoding = declared or "utf-8"
     try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-    except SyntaxError as error:
-        raise _undecodable(data) or NotPython(str(error)) from None
+        is_utf_8 = codecs.lookup(encoding).name == "utf-8"
+    except LookupError:
+        raise NotPython(f"unknown encoding: {encoding}") from None
+    if has_mark and not is_utf_8:
+        raise NotPython(f"the file begins with the mark of UTF-8, and declares the encoding {encoding}")
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
         line, column = _place(data[: error.start])
-        raise NotPython(f"byte 0x{data[error.start]:02x} is no {encoding}; save the file as UTF-8", line, column) from None
+        way_out = "save the file as UTF-8" if declared else "save the file as UTF-8, or declare its encoding in the first line"
+        raise NotPython(f"byte 0x{data[error.start]:02x} is no {encoding}; {way_out}", line, column) from None
     except (LookupError, UnicodeError):  # such as the codec "undefined", which always raises
         raise NotPython(f"the encoding {encoding} is not an encoding of text") from None
     if "\0" in text:
         line, column = _place(text[: text.index("\0")].encode())
         raise NotPython("a NUL character; Python accepts no file with a NUL character", line, column)
     return text
+
+
+def _declared_encoding(data: bytes) -> str | None:
+    """The encoding that the first or the second line declares in a comment (PEP 263).
+
+    tokenize.detect_encoding does not help: from Python 3.14 on it decodes these lines itself, and if it fails, it tells
+    neither the encoding nor the byte.
+    """
+    for line in data.split(b"\n", 2)[:2]:
+        declared = _DECLARATION.match(line)
+        if declared:
+            return declared[1].decode()
+        if not _BLANK.match(line):
+            return None
+    return None
 
 
 def parse(text: str) -> ast.Module:
@@ -107,21 +130,6 @@ def parse(text: str) -> ast.Module:
         raise NotPython("it is nested too deeply to be parsed") from None
     except ValueError as error:
         raise NotPython(str(error)) from None
-
-
-def _undecodable(data: bytes) -> NotPython | None:
-    """An error that names the first byte that is not UTF-8; None if all bytes are UTF-8.
-
-    If a file declares no encoding, tokenize reports that the bytes are not UTF-8, but not which byte.
-    """
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        line, column = _place(data[: error.start])
-        return NotPython(
-            f"byte 0x{data[error.start]:02x} is no utf-8; save the file as UTF-8, or declare its encoding in the first line", line, column
-        )
-    return None
 
 
 def _place(before: bytes) -> tuple[int, int]:

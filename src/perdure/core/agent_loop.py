@@ -21,7 +21,7 @@ from contextvars import Context
 from types import FrameType
 from typing import Any, NoReturn
 
-from perdure.core.compat import forgo_warning
+from perdure.core.compat import forgo_warning, set_current_task, task_to_leave
 from perdure.errors import InvalidInput, NotAllowedInAgent, PerdureError
 
 log = logging.getLogger("perdure.agent")
@@ -111,9 +111,9 @@ class AgentLoop(asyncio.AbstractEventLoop):
         Between the activations only code of perdure runs, and that code creates no async generators.
         """
         hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(None, self._close_stray)
         self._hooked = True
         try:
+            sys.set_asyncgen_hooks(None, self._close_stray)
             yield
         finally:
             self._hooked = False
@@ -122,14 +122,19 @@ class AgentLoop(asyncio.AbstractEventLoop):
     def run_until_quiet(self) -> None:
         """Run all callbacks until no callback is ready. Raises DoesNotRest after max_steps callbacks."""
         outer = asyncio_events._get_running_loop()
+        outer_task = task_to_leave(outer)
         hooks = None if self._hooked else sys.get_asyncgen_hooks()
-        asyncio_events._set_running_loop(self)
-        if hooks is not None:
-            sys.set_asyncgen_hooks(None, self._close_stray)
-        self._running = True
         ready = self._ready
         steps = 0
+        # An OS signal can raise an exception after every call of a function. So each change is made inside of a `try`
+        # whose `finally` takes it back, and the exception goes to the outer loop as if no agent had run.
         try:
+            if outer_task is not None:
+                set_current_task(outer, None)
+            asyncio_events._set_running_loop(self)
+            if hooks is not None:
+                sys.set_asyncgen_hooks(None, self._close_stray)
+            self._running = True
             while ready:
                 handle = ready.popleft()
                 steps += 1
@@ -148,9 +153,15 @@ class AgentLoop(asyncio.AbstractEventLoop):
                         # sys.exit() in an agent ends only that task, with SystemExit as its exception.
         finally:
             self._running = False
-            if hooks is not None:
-                sys.set_asyncgen_hooks(*hooks)
-            asyncio_events._set_running_loop(outer)
+            try:
+                if hooks is not None:
+                    sys.set_asyncgen_hooks(*hooks)
+            finally:
+                try:
+                    asyncio_events._set_running_loop(outer)
+                finally:
+                    if outer_task is not None:
+                        set_current_task(outer, outer_task)
 
     def go_on(self) -> None:
         """If the agent is just handling the exception of an OS signal, raise that exception again.

@@ -30,6 +30,28 @@ def disown(task: asyncio.Task[Any]) -> None:
     forgo_warning(task)
 
 
+# -- an agent inside of a task --------------------------------------------------------------------------------------------------
+# Up to Python 3.13 every loop has a current task of its own. From 3.14 on every thread has one: inside a task of the outer
+# loop, the tasks of an agent cannot be entered, and code of the agent that asks for its current task gets a task that is not
+# its own. So the caller leaves the outer task, and enters it again at the end. It does so itself, with C functions alone: an
+# OS signal can raise an exception at the start of every Python function, and the rest of that function would not run.
+if sys.version_info >= (3, 14):
+    set_current_task = asyncio.tasks._swap_current_task
+
+    def task_to_leave(outer: asyncio.AbstractEventLoop | None) -> asyncio.Task[Any] | None:
+        """The task of the running loop inside which an agent is about to run; None if there is none to leave."""
+        return None if outer is None else asyncio.current_task(outer)
+
+else:
+
+    def set_current_task(loop: asyncio.AbstractEventLoop | None, task: asyncio.Task[Any] | None) -> None:
+        """Never called: there is no task to leave."""
+
+    def task_to_leave(outer: asyncio.AbstractEventLoop | None) -> asyncio.Task[Any] | None:
+        """The task of the running loop inside which an agent is about to run; None if there is none to leave."""
+        return None
+
+
 # -- the first step of a task -------------------------------------------------------------------------------------------------
 # `begun` creates a task and, if possible, runs the task's first step before it returns. This first step sees the same
 # as every later step: asyncio.current_task() is the new task, the context is the task's own copy, and a cancel or a
@@ -73,4 +95,4 @@ else:
         return task
 
 
-__all__ = ["begun", "disown", "forgo_warning", "running_loop", "set_running_loop"]
+__all__ = ["begun", "disown", "forgo_warning", "running_loop", "set_current_task", "set_running_loop", "task_to_leave"]

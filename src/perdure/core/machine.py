@@ -26,7 +26,7 @@ from msgspec import Struct
 from perdure.core import codec
 from perdure.core.agent_loop import AgentLoop, AgentTask
 from perdure.core.approval import Approval, Decision, Outcome
-from perdure.core.compat import running_loop, set_running_loop
+from perdure.core.compat import running_loop, set_current_task, set_running_loop, task_to_leave
 from perdure.core.events import OF_MODEL, AnyBody, Failure, PatchMarked
 from perdure.core.failures import describe
 from perdure.core.prompt_deltas import LONG_CHARS, Prompts
@@ -292,12 +292,19 @@ class Machine:
         """
         self._loop.let_go = not self.finished
         outer = running_loop()
-        set_running_loop(self._loop)
+        outer_task = task_to_leave(outer)
         struck: list[BaseException] = []
         try:
+            if outer_task is not None:
+                set_current_task(outer, None)
+            set_running_loop(self._loop)
             self._let_go(struck)
         finally:
-            set_running_loop(outer)
+            try:
+                set_running_loop(outer)
+            finally:
+                if outer_task is not None:
+                    set_current_task(outer, outer_task)
         if struck:
             raise struck[0]
 

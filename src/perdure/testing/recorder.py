@@ -6,11 +6,9 @@ def test_run_o7_goes_as_it_was_recorded():
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from perdure.agent import Agent
 from perdure.core import codec, identity
@@ -23,8 +21,6 @@ from perdure.inspect.replay import Different, compare
 from perdure.settings import Settings
 from perdure.store.open import open_store
 from perdure.testing.rerun import Answers, Changed, Rerun, Rerunning
-
-T = TypeVar("T")
 
 
 def export(url: str, run_id: str, path: Path | str) -> Recording:
@@ -98,7 +94,7 @@ class Recording:
         guard()
         again = Rerun([], [])
         for run in self._runs():
-            found = _on_a_thread(partial(self._anew, run, agents[run.agent]))
+            found = self._anew(run, agents[run.agent])
             whose = "" if run is self._root else f"{run.run_id}: "
             again.recorded.extend(f"{whose}{line}" for line in found.recorded)
             again.asked.extend(f"{whose}{line}" for line in found.asked)
@@ -120,7 +116,7 @@ class Recording:
     def _compare(self, run: ExportedJournal, agent: Agent[Any, Any]) -> Different | None:
         guard()
         make = partial(agent.machine_of, load=self._export.load, max_steps=Settings().max_steps)
-        found = _on_a_thread(lambda: compare(run.run_id, run.events, run.state, make, self._export.load))
+        found = compare(run.run_id, run.events, run.state, make, self._export.load)
         return found if isinstance(found, Different) else None
 
     def _by_name(self, agents: tuple[Agent[Any, Any], ...]) -> dict[str, Agent[Any, Any]]:
@@ -142,26 +138,3 @@ class Recording:
 
     def _value(self, payload: Payload | None) -> Any:
         return None if payload is None else codec.decode(self._export.load(payload))
-
-
-def _on_a_thread(work: Callable[[], T]) -> T:
-    """Do the work in a new thread.
-
-    The test may be async, so this code may run inside a task. Since CPython 3.14 the tasks of an agent cannot be
-    entered inside another task.
-    """
-    answers: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            answers.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="perdure-recording")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return answers[0]

@@ -236,7 +236,7 @@ class Drive:
     # -- the loop -----------------------------------------------------------------------------------------------------
     def _feed_soon(self, given: Input) -> None:
         # Queue the input now, to keep the order of arrival. Process it in a later callback, because the caller may be
-        # inside a task, and an agent's own tasks cannot be entered from inside a task (CPython 3.14).
+        # inside a task, where the first step of a tool cannot run at once (`compat.begun`).
         self._inputs.append(given)
         self._host.loop.call_soon(self._work)
 

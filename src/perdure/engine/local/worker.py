@@ -731,9 +731,9 @@ class Worker:
         came_along = claimed.events is not None and not may_owe(claimed.events[0].body) and not has_cut_off(claimed.events)
         to_read = claimed.row.seq - (0 if parked is None else parked.last.seq)
         if came_along or (to_read <= _READ_HERE and not self.store.remote):
-            # Use a plain callback, not a task: from CPython 3.14 on, an agent's tasks cannot be entered from inside a
-            # task. Use one callback per run: if a signal (Ctrl-C) arrives in one callback and the loop continues, the
-            # other runs must still begin.
+            # Use a plain callback, not a task: inside a task the first step of a tool cannot run at once. Use
+            # one callback per run: if a signal (Ctrl-C) arrives in one callback and the loop continues, the other runs
+            # must still begin.
             self.loop.call_soon(self._begin_drive, drive, claimed, parked, None)
             return
         reading = self._asking.start(lambda: self._read(claimed, parked))
