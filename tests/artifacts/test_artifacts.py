@@ -13,7 +13,21 @@ from tests.artifacts import makers
 from tests.artifacts.makers import MB, body
 from tests.unit.drive_tools import outline, run
 
-from perdure import Artifact, Call, InvalidInput, NeedsAttention, NotEncodable, NotFound, Perdure, RunFailed, Settings, StoreError
+from perdure import (
+    Artifact,
+    Call,
+    InvalidInput,
+    NeedsAttention,
+    NotEncodable,
+    NotFound,
+    Perdure,
+    Run,
+    RunFailed,
+    Settings,
+    StoreError,
+    agent,
+    tool,
+)
 from perdure.core.events import ToolCallCompleted
 from perdure.core.failures import describe
 from perdure.errors import ArtifactNotSaved, StoreCorrupt
@@ -350,6 +364,102 @@ def test_a_forged_pointer_opens_nothing(url: str) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("how", ["run", "start"])
+@pytest.mark.parametrize("kind", ["async", "sync", "transaction"])
+def test_a_run_that_a_tool_has_started_opens_artifacts_with_its_own_rights(url: str, how: str, kind: str) -> None:
+    """The tool of the first run is the context in which the second run begins. Its rights must not come along."""
+    opened: Any = None
+
+    @tool(effect="read")
+    async def fetch(call: Call) -> Artifact:
+        return await call.save(b"of this family")
+
+    @tool(effect="read")
+    async def peek_async(file: Artifact) -> str:
+        return (await file.read()).decode()
+
+    @tool(effect="read")
+    def peek_sync(file: Artifact) -> str:
+        return file.read().wait().decode()
+
+    @tool(effect="transaction")
+    def peek_transaction(file: Artifact, call: Call) -> str:
+        return file.read().wait().decode()
+
+    peek: Any = {"async": peek_async, "sync": peek_sync, "transaction": peek_transaction}[kind]
+
+    @agent(version="1")
+    async def inner(run: Run, parts: list[str], sha256: str) -> str:
+        own = await peek(await fetch())
+        assert own == "of this family"
+        # In parts, because a start is refused if its input names an artifact of another tenant.
+        return str(await peek(Artifact("".join(parts), sha256, len(b"of this family"), "application/octet-stream")))
+
+    @tool(effect="read")
+    async def start(file: Artifact, whose: str) -> str:
+        args = ([file.uri[:20], file.uri[20:]], file.sha256)
+        try:
+            if how == "run":
+                return str(await opened.run(inner, *args, tenant=whose))
+            return str(await (await opened.start(inner, *args, tenant=whose)).result())
+        except RunFailed as error:
+            return str(error)
+
+    @agent(version="1")
+    async def outer(run: Run, whose: str) -> str:
+        return await start(await fetch(), whose)
+
+    async def main() -> None:
+        nonlocal opened
+        async with Perdure(url, [inner, outer], settings=SETTINGS) as opened:
+            for whose in ("b", "a"):
+                said = await opened.run(outer, whose, tenant="a")
+                # Call 2 opens the artifact of its own family, call 3 that of the other one.
+                assert "(call 3) failed after 1 attempt: NotFound" in said
+
+    run(main())
+
+
+def test_an_artifact_that_another_runs_tool_left_in_a_variable_is_opened_with_the_rights_of_the_reader(url: str) -> None:
+    left: list[Artifact] = []
+    opened: Any = None
+
+    @tool(effect="read")
+    def leave(call: Call) -> None:
+        left.append(call.save(b"mine").wait())
+
+    @tool(effect="read")
+    async def take() -> str:
+        return (await left[-1].read()).decode()
+
+    @tool(effect="read")
+    async def ask_app(run_id: str) -> str:
+        return (await opened.handle(run_id).artifact(left[-1]).read()).decode()
+
+    @agent(version="1")
+    async def leaves(run: Run) -> str:
+        await leave()
+        return await take()
+
+    @agent(version="1")
+    async def takes(run: Run) -> str:
+        return await take()
+
+    @agent(version="1")
+    async def asks(run: Run) -> str:
+        return await ask_app("first")
+
+    async def main() -> None:
+        nonlocal opened
+        async with Perdure(url, [leaves, takes, asks], settings=SETTINGS) as opened:
+            assert await opened.run(leaves, id="first", tenant="a") == "mine"
+            with pytest.raises(RunFailed, match="may open"):
+                await opened.run(takes, tenant="b")
+            assert await opened.run(asks, tenant="b") == "mine", "the app's own code has named the run"
+
+    run(main())
+
+
 def test_a_pointer_with_other_fields_is_not_an_artifact(url: str) -> None:
     async def main() -> None:
         async with app(url) as opened:
@@ -403,8 +513,6 @@ def makers_row(like: Any, artifact: str) -> Any:
 
 def test_what_an_attempt_under_way_has_saved_is_no_orphan(url: str) -> None:
     import asyncio
-
-    from perdure import Run, agent, tool
 
     going: asyncio.Event | None = None
 

@@ -24,7 +24,7 @@ from perdure.settings import Settings
 from perdure.store.api import ArtifactRow, Reading, Store
 from perdure.store.artifacts import CHUNK_BYTES, stored_chunks
 from perdure.store.places import ObjectWriter, open_place
-from perdure.tool.artifact import Artifact, Saving, uri_of
+from perdure.tool.artifact import Artifact, OfHandle, Saving, uri_of
 from perdure.tool.call import Call
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Vaults:
             self._threads.close()
 
 
-class RunVault:
+class RunVault(OfHandle):
     """Opens artifacts for one run, and saves none."""
 
     def __init__(self, reading: Reading, run_id: str, ask: AskReading, tenant: str | None) -> None:
