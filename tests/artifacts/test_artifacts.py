@@ -355,8 +355,8 @@ def test_a_forged_pointer_opens_nothing(url: str) -> None:
             for run_id in ("stranger", "by-signal"):
                 with pytest.raises(NotFound):
                     await opened.handle(run_id).artifact(mine).read()
-            # The right name with another hash or size: what was approved is what is opened.
-            for change in ({"sha256": "0" * 64}, {"size": 999}):
+            # The right name with another hash, size or type: what was approved is what is opened.
+            for change in ({"sha256": "0" * 64}, {"size": 999}, {"content_type": "text/html"}):
                 with pytest.raises(NotFound):
                     await opened.handle("mine").artifact(pointer(mine) | change).read()
             assert await opened.handle("mine").artifact(mine).read() == body(1000)

@@ -64,7 +64,8 @@ def check_place(url: str) -> str:
 
 
 def _checked(name: str) -> str:
-    assert _NAME.fullmatch(name), name  # a name is made by perdure, and never of a path
+    if _NAME.fullmatch(name) is None:  # a name is made by perdure, and never of a path
+        raise StoreCorrupt(f"{name!r:.100} is not the name of an artifact's object; the row that has it was changed by hand")
     return name
 
 
