@@ -30,10 +30,11 @@ from perdure import (
 )
 from perdure.core.events import ToolCallCompleted
 from perdure.core.failures import describe
-from perdure.errors import ArtifactNotSaved, StoreCorrupt
+from perdure.errors import ArtifactNotSaved, StoreCorrupt, StoreUnavailable
 from perdure.inspect.artifacts import orphans
 from perdure.store.artifacts import sweep
 from perdure.store.open import open_store
+from perdure.store.places import Folder, open_place
 from perdure.tool.artifact import save
 
 SETTINGS = Settings(poll_s=0.01, artifact_database_bytes=4 * MB)
@@ -240,6 +241,7 @@ def test_a_once_tool_that_has_acted_and_cannot_save_is_in_doubt_and_not_failed(u
 @pytest.mark.parametrize("agent", [makers.one, makers.streamed])
 def test_larger_ones_go_to_the_folder(url: str, tmp_path: Path, agent: Any) -> None:
     folder = tmp_path / "with space"
+    folder.mkdir()
     place = f"file://{tmp_path}/with%20space"
 
     async def main() -> None:
@@ -279,6 +281,42 @@ def test_a_folder_that_cannot_be_written_leaves_a_read_call_to_be_tried_again(ur
     run(main())
 
 
+def test_a_folder_that_is_not_mounted_is_neither_created_nor_taken_for_one_whose_files_are_deleted(url: str, tmp_path: Path) -> None:
+    folder, away = tmp_path / "files", tmp_path / "away"
+    folder.mkdir()
+    made = result(url, makers.one, 5 * MB, id="r", artifacts=f"file://{folder}")
+    store = open_store(url)
+    folder.rename(away)
+    for empty in (False, True):  # first without the folder, then with a mount point that has no file system
+        if empty:
+            folder.mkdir()
+        with pytest.raises(StoreUnavailable, match="mount its file system"):
+            open_place(f"file://{folder}").read(made.id, 0, 1)
+    folder.rmdir()
+    with pytest.raises(StoreUnavailable, match="does not exist; create it"):
+        open_place(f"file://{folder}").create("a" * 32)
+    assert not folder.exists()
+    store.prune(["r"], 1 << 60, by="me", now=1 << 59)
+    for empty in (False, True):
+        if empty:
+            folder.mkdir()
+        with pytest.raises(StoreUnavailable, match="the next prune tries again"):
+            sweep(store)
+        assert store.facts()["artifacts_doomed"] == "1"
+    folder.rmdir()
+    away.rename(folder)
+    assert sweep(store) == 1
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["../x", "a" * 31, f"{'a' * 32}/../../x", "/etc/passwd"])
+def test_a_name_that_is_a_path_is_refused_also_without_asserts(tmp_path: Path, name: str) -> None:
+    for attempt in (Folder.create, Folder.delete):
+        with pytest.raises(StoreCorrupt, match="is not the name of an artifact"):
+            attempt(Folder(f"file://{tmp_path}"), name)
+
+
 async def read_into(got: bytearray, artifact: Artifact) -> None:
     async with artifact.open() as stream:
         async for chunk in stream:
@@ -288,6 +326,7 @@ async def read_into(got: bytearray, artifact: Artifact) -> None:
 # -- damage -----------------------------------------------------------------------------------------------------------
 def test_other_bytes_are_an_error_that_names_the_artifact_and_come_to_no_end(url: str, tmp_path: Path) -> None:
     place = f"file://{tmp_path}/files"
+    (tmp_path / "files").mkdir()
     made = result(url, makers.one, 5 * MB, id="r", artifacts=place)
     (file,) = [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
     damaged = bytearray(body(5 * MB))

@@ -44,6 +44,8 @@ class Dying:
 def moving(url: str, tmp_path: Path) -> Iterator[tuple[Store, Store, Artifact]]:
     """A journal with an artifact in a folder, which a finished run `r` has saved, and `reader` got; `small` has none there."""
 
+    (tmp_path / "files").mkdir()
+
     async def main() -> Artifact:
         async with app(url, artifacts=f"file://{tmp_path}/files") as opened:
             made = await opened.run(makers.one, 5 * MB, id="r")
@@ -120,7 +122,7 @@ def test_a_move_is_not_undone_after_the_target_has_deleted_the_bytes(moving: tup
     with pytest.raises(Killed):
         move(source, Dying(target, "take_in_rates"))
     prune_all(target)
-    with pytest.raises(Conflict, match="was pruned in .* so the move cannot be undone"):
+    with pytest.raises(Conflict, match=r"was pruned in .* so the move cannot be undone"):
         abandon(source, target)
     assert source.moved() is not None
 
