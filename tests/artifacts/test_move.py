@@ -127,9 +127,7 @@ def test_a_move_is_not_undone_after_the_target_has_deleted_the_bytes(moving: tup
     assert source.moved() is not None
 
 
-def test_a_move_is_not_undone_after_a_new_run_of_the_target_got_the_artifact(
-    moving: tuple[Store, Store, Artifact], tmp_path: Path
-) -> None:
+def test_a_move_is_not_undone_after_a_new_run_of_the_target_got_the_artifact(moving: tuple[Store, Store, Artifact], tmp_path: Path) -> None:
     source, target, made = moving
     with pytest.raises(Killed):
         move(source, Dying(target, "take_in_rates"))
