@@ -473,7 +473,7 @@ def test_an_artifact_that_another_runs_tool_left_in_a_variable_is_opened_with_th
 
     @tool(effect="read")
     async def ask_app(run_id: str) -> str:
-        return (await opened.handle(run_id).artifact(left[-1]).read()).decode()
+        return str((await opened.handle(run_id).artifact(left[-1]).read()).decode())
 
     @agent(version="1")
     async def leaves(run: Run) -> str:

@@ -48,7 +48,7 @@ def moving(url: str, tmp_path: Path) -> Iterator[tuple[Store, Store, Artifact]]:
 
     async def main() -> Artifact:
         async with app(url, artifacts=f"file://{tmp_path}/files") as opened:
-            made = await opened.run(makers.one, 5 * MB, id="r")
+            made: Artifact = await opened.run(makers.one, 5 * MB, id="r")
             await opened.run(makers.reader, made, id="reader")
             await opened.run(makers.one, 10, id="small")
             await opened.start(makers.waiter, id="unfinished")
@@ -97,7 +97,7 @@ def test_an_abandon_that_is_killed_before_the_source_is_open_again_goes_on(movin
     with pytest.raises(Killed):
         move(source, Dying(target, "take_in_rates"))
     with pytest.raises(Killed):
-        Copying(Dying(source, "reopen_journal"), target, to_url="sqlite:///target.db", by="me").abandon(now=LATER)  # type: ignore[arg-type]
+        Copying(Dying(source, "reopen_journal"), target, to_url="sqlite:///target.db", by="me").abandon(now=LATER)
     assert source.moved() is not None
     abandon(source, target)
     prune_all(target)
