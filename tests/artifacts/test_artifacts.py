@@ -13,13 +13,28 @@ from tests.artifacts import makers
 from tests.artifacts.makers import MB, body
 from tests.unit.drive_tools import outline, run
 
-from perdure import Artifact, Call, InvalidInput, NeedsAttention, NotEncodable, NotFound, Perdure, RunFailed, Settings, StoreError
+from perdure import (
+    Artifact,
+    Call,
+    InvalidInput,
+    NeedsAttention,
+    NotEncodable,
+    NotFound,
+    Perdure,
+    Run,
+    RunFailed,
+    Settings,
+    StoreError,
+    agent,
+    tool,
+)
 from perdure.core.events import ToolCallCompleted
 from perdure.core.failures import describe
-from perdure.errors import ArtifactNotSaved, StoreCorrupt
+from perdure.errors import ArtifactNotSaved, StoreCorrupt, StoreUnavailable
 from perdure.inspect.artifacts import orphans
 from perdure.store.artifacts import sweep
 from perdure.store.open import open_store
+from perdure.store.places import Folder, open_place
 from perdure.tool.artifact import save
 
 SETTINGS = Settings(poll_s=0.01, artifact_database_bytes=4 * MB)
@@ -226,6 +241,7 @@ def test_a_once_tool_that_has_acted_and_cannot_save_is_in_doubt_and_not_failed(u
 @pytest.mark.parametrize("agent", [makers.one, makers.streamed])
 def test_larger_ones_go_to_the_folder(url: str, tmp_path: Path, agent: Any) -> None:
     folder = tmp_path / "with space"
+    folder.mkdir()
     place = f"file://{tmp_path}/with%20space"
 
     async def main() -> None:
@@ -265,6 +281,42 @@ def test_a_folder_that_cannot_be_written_leaves_a_read_call_to_be_tried_again(ur
     run(main())
 
 
+def test_a_folder_that_is_not_mounted_is_neither_created_nor_taken_for_one_whose_files_are_deleted(url: str, tmp_path: Path) -> None:
+    folder, away = tmp_path / "files", tmp_path / "away"
+    folder.mkdir()
+    made = result(url, makers.one, 5 * MB, id="r", artifacts=f"file://{folder}")
+    store = open_store(url)
+    folder.rename(away)
+    for empty in (False, True):  # first without the folder, then with a mount point that has no file system
+        if empty:
+            folder.mkdir()
+        with pytest.raises(StoreUnavailable, match="mount its file system"):
+            open_place(f"file://{folder}").read(made.id, 0, 1)
+    folder.rmdir()
+    with pytest.raises(StoreUnavailable, match="does not exist; create it"):
+        open_place(f"file://{folder}").create("a" * 32)
+    assert not folder.exists()
+    store.prune(["r"], 1 << 60, by="me", now=1 << 59)
+    for empty in (False, True):
+        if empty:
+            folder.mkdir()
+        with pytest.raises(StoreUnavailable, match="the next prune tries again"):
+            sweep(store)
+        assert store.facts()["artifacts_doomed"] == "1"
+    folder.rmdir()
+    away.rename(folder)
+    assert sweep(store) == 1
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["../x", "a" * 31, f"{'a' * 32}/../../x", "/etc/passwd"])
+def test_a_name_that_is_a_path_is_refused_also_without_asserts(tmp_path: Path, name: str) -> None:
+    for attempt in (Folder.create, Folder.delete):
+        with pytest.raises(StoreCorrupt, match="is not the name of an artifact"):
+            attempt(Folder(f"file://{tmp_path}"), name)
+
+
 async def read_into(got: bytearray, artifact: Artifact) -> None:
     async with artifact.open() as stream:
         async for chunk in stream:
@@ -274,6 +326,7 @@ async def read_into(got: bytearray, artifact: Artifact) -> None:
 # -- damage -----------------------------------------------------------------------------------------------------------
 def test_other_bytes_are_an_error_that_names_the_artifact_and_come_to_no_end(url: str, tmp_path: Path) -> None:
     place = f"file://{tmp_path}/files"
+    (tmp_path / "files").mkdir()
     made = result(url, makers.one, 5 * MB, id="r", artifacts=place)
     (file,) = [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
     damaged = bytearray(body(5 * MB))
@@ -341,11 +394,107 @@ def test_a_forged_pointer_opens_nothing(url: str) -> None:
             for run_id in ("stranger", "by-signal"):
                 with pytest.raises(NotFound):
                     await opened.handle(run_id).artifact(mine).read()
-            # The right name with another hash or size: what was approved is what is opened.
-            for change in ({"sha256": "0" * 64}, {"size": 999}):
+            # The right name with another hash, size or type: what was approved is what is opened.
+            for change in ({"sha256": "0" * 64}, {"size": 999}, {"content_type": "text/html"}):
                 with pytest.raises(NotFound):
                     await opened.handle("mine").artifact(pointer(mine) | change).read()
             assert await opened.handle("mine").artifact(mine).read() == body(1000)
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["run", "start"])
+@pytest.mark.parametrize("kind", ["async", "sync", "transaction"])
+def test_a_run_that_a_tool_has_started_opens_artifacts_with_its_own_rights(url: str, how: str, kind: str) -> None:
+    """The tool of the first run is the context in which the second run begins. Its rights must not come along."""
+    opened: Any = None
+
+    @tool(effect="read")
+    async def fetch(call: Call) -> Artifact:
+        return await call.save(b"of this family")
+
+    @tool(effect="read")
+    async def peek_async(file: Artifact) -> str:
+        return (await file.read()).decode()
+
+    @tool(effect="read")
+    def peek_sync(file: Artifact) -> str:
+        return file.read().wait().decode()
+
+    @tool(effect="transaction")
+    def peek_transaction(file: Artifact, call: Call) -> str:
+        return file.read().wait().decode()
+
+    peek: Any = {"async": peek_async, "sync": peek_sync, "transaction": peek_transaction}[kind]
+
+    @agent(version="1")
+    async def inner(run: Run, parts: list[str], sha256: str) -> str:
+        own = await peek(await fetch())
+        assert own == "of this family"
+        # In parts, because a start is refused if its input names an artifact of another tenant.
+        return str(await peek(Artifact("".join(parts), sha256, len(b"of this family"), "application/octet-stream")))
+
+    @tool(effect="read")
+    async def start(file: Artifact, whose: str) -> str:
+        args = ([file.uri[:20], file.uri[20:]], file.sha256)
+        try:
+            if how == "run":
+                return str(await opened.run(inner, *args, tenant=whose))
+            return str(await (await opened.start(inner, *args, tenant=whose)).result())
+        except RunFailed as error:
+            return str(error)
+
+    @agent(version="1")
+    async def outer(run: Run, whose: str) -> str:
+        return await start(await fetch(), whose)
+
+    async def main() -> None:
+        nonlocal opened
+        async with Perdure(url, [inner, outer], settings=SETTINGS) as opened:
+            for whose in ("b", "a"):
+                said = await opened.run(outer, whose, tenant="a")
+                # Call 2 opens the artifact of its own family, call 3 that of the other one.
+                assert "(call 3) failed after 1 attempt: NotFound" in said
+
+    run(main())
+
+
+def test_an_artifact_that_another_runs_tool_left_in_a_variable_is_opened_with_the_rights_of_the_reader(url: str) -> None:
+    left: list[Artifact] = []
+    opened: Any = None
+
+    @tool(effect="read")
+    def leave(call: Call) -> None:
+        left.append(call.save(b"mine").wait())
+
+    @tool(effect="read")
+    async def take() -> str:
+        return (await left[-1].read()).decode()
+
+    @tool(effect="read")
+    async def ask_app(run_id: str) -> str:
+        return str((await opened.handle(run_id).artifact(left[-1]).read()).decode())
+
+    @agent(version="1")
+    async def leaves(run: Run) -> str:
+        await leave()
+        return await take()
+
+    @agent(version="1")
+    async def takes(run: Run) -> str:
+        return await take()
+
+    @agent(version="1")
+    async def asks(run: Run) -> str:
+        return await ask_app("first")
+
+    async def main() -> None:
+        nonlocal opened
+        async with Perdure(url, [leaves, takes, asks], settings=SETTINGS) as opened:
+            assert await opened.run(leaves, id="first", tenant="a") == "mine"
+            with pytest.raises(RunFailed, match="may open"):
+                await opened.run(takes, tenant="b")
+            assert await opened.run(asks, tenant="b") == "mine", "the app's own code has named the run"
 
     run(main())
 
@@ -403,8 +552,6 @@ def makers_row(like: Any, artifact: str) -> Any:
 
 def test_what_an_attempt_under_way_has_saved_is_no_orphan(url: str) -> None:
     import asyncio
-
-    from perdure import Run, agent, tool
 
     going: asyncio.Event | None = None
 

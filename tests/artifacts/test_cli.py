@@ -78,6 +78,7 @@ def test_prune_says_what_is_missing_or_too_much(url: str) -> None:
 
 
 def test_verify_reads_the_bytes(url: str, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
     made = saved(url, 5 * MB, artifacts=f"file://{tmp_path}/files")
     assert "all as they were written" in perdure("verify", "--url", url)
     (file,) = [path for path in (tmp_path / "files").rglob("*") if path.is_file()]

@@ -16,6 +16,7 @@ from tests.artifacts.test_artifacts import app, pointer
 from tests.unit.drive_tools import run
 
 from perdure import Artifact, Call, NotFound
+from perdure.core.failures import describe
 from perdure.engine.artifacts import Vaults
 from perdure.engine.local.isolated_vault import AskedVault, Service
 from perdure.errors import ArtifactNotSaved
@@ -122,3 +123,33 @@ def test_a_wrong_pointer_is_an_answer_and_what_was_not_finished_is_deleted_at_th
     made.close()
     file.close()
     theirs.close()
+
+
+def test_streams_that_a_tool_leaves_early_are_closed(journal: tuple[Store, Vaults, Artifact]) -> None:
+    _, vaults, mine = journal
+    made, theirs = service(vaults, "mine")
+    asked = AskedVault(theirs.detach())
+    for _ in range(1_100):
+        chunks = asked.chunks(mine)
+        assert next(chunks) == body(1000)
+        chunks.close()  # type: ignore[attr-defined]
+    assert len(made._open) == 1, "the last one is closed by the next request"
+    made.close()
+    end(asked)
+
+
+def test_too_many_artifacts_at_once_leave_a_call_that_may_have_acted_in_doubt(journal: tuple[Store, Vaults, Artifact]) -> None:
+    store, vaults, mine = journal
+    made, theirs = service(vaults, "mine")
+    asked = AskedVault(theirs.detach())
+    held = []
+    for _ in range(1_000):
+        held.append(asked.chunks(mine))
+        next(held[-1])
+    for attempt in (lambda: asked.begin("text/plain", 1), lambda: next(asked.chunks(mine))):
+        with pytest.raises(ArtifactNotSaved, match="1,000 artifacts open at the same time") as raised:
+            attempt()
+        assert describe(raised.value).kind == "not_saved"
+    assert len(store.artifacts_of("mine")) == 1, "the one that was refused has no row"
+    made.close()
+    end(asked)

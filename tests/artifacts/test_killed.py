@@ -50,6 +50,7 @@ def files(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("size", [3 * MB, 9 * MB], ids=["in the database", "in a folder"])
 def test_killed_while_saving_leaves_an_orphan_that_is_found_and_deleted(url: str, tmp_path: Path, size: int) -> None:
     folder, marker = tmp_path / "files", tmp_path / "marker"
+    folder.mkdir()
     place = f"file://{folder}"
     assert process(url, "dies_within", size, marker, place).returncode == -signal.SIGKILL
     store = open_store(url)
@@ -72,6 +73,7 @@ def test_killed_while_saving_leaves_an_orphan_that_is_found_and_deleted(url: str
 @pytest.mark.parametrize("size", [3 * MB, 9 * MB], ids=["in the database", "in a folder"])
 def test_killed_between_the_save_and_its_event_is_in_doubt_and_the_first_artifact_is_an_orphan(url: str, tmp_path: Path, size: int) -> None:
     folder, marker = tmp_path / "files", tmp_path / "marker"
+    folder.mkdir()
     place = f"file://{folder}"
     assert process(url, "dies_after", size, marker, place).returncode == -signal.SIGKILL
     store = open_store(url)

@@ -67,6 +67,16 @@ def test_a_bucket_that_is_not_there_leaves_the_call_to_be_tried_again(url: str, 
     run(main())
 
 
+def test_a_bucket_that_is_not_there_counts_nothing_as_deleted(s3: S3Server) -> None:
+    place = open_place("s3://no-such-bucket/x")
+    for attempt in (lambda: place.delete("a" * 32), lambda: place.read("a" * 32, 0, 1)):
+        with pytest.raises(StoreUnavailable, match="is not there"):
+            attempt()
+    with pytest.raises(StoreCorrupt, match="an object is missing"):
+        open_place(s3.url).read("a" * 32, 0, 1)
+    open_place(s3.url).delete("a" * 32)
+
+
 def test_a_prune_that_cannot_reach_the_bucket_is_finished_by_the_next_one(url: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(s3.names())
 

@@ -5,8 +5,8 @@ to the place that the setting `artifacts` names. If the size is not known before
 and move out when the limit is reached.
 
 Opening: a pointer is only a claim, since a model or a caller can write any pointer. The row in the database decides:
-the artifact must be saved, of the run's tenant, used by the run's family, and have the size and the hash of the
-pointer. Otherwise the answer is always the same NotFound, so that it tells nothing about the artifacts of others.
+the artifact must be saved, of the run's tenant, used by the run's family, and have the size, the hash and the
+content type of the pointer. Otherwise the answer is always the same NotFound, so that it tells nothing about the artifacts of others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from perdure.settings import Settings
 from perdure.store.api import ArtifactRow, Reading, Store
 from perdure.store.artifacts import CHUNK_BYTES, stored_chunks
 from perdure.store.places import ObjectWriter, open_place
-from perdure.tool.artifact import Artifact, Saving, uri_of
+from perdure.tool.artifact import Artifact, OfHandle, Saving, uri_of
 from perdure.tool.call import Call
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Vaults:
             self._threads.close()
 
 
-class RunVault:
+class RunVault(OfHandle):
     """Opens artifacts for one run, and saves none."""
 
     def __init__(self, reading: Reading, run_id: str, ask: AskReading, tenant: str | None) -> None:
@@ -229,7 +229,7 @@ def allowed(reading: Reading, artifact: Artifact, run_id: str, tenant: str | Non
         or row.tenant != run.tenant
         or tenant not in (None, run.tenant)
         or row.sha256 is None
-        or (row.sha256.hex(), row.size) != (artifact.sha256, artifact.size)
+        or (row.sha256.hex(), row.size, row.content_type) != (artifact.sha256, artifact.size, artifact.content_type)
         or not reading.may_open(artifact.id, run_id)
     ):
         raise NotFound(

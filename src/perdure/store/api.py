@@ -416,6 +416,8 @@ class Whole(Struct, frozen=True, gc=False):
     notices: list[tuple[Any, ...]]
     blobs: list[str]  # digests of the blobs that the run has stored
     artifacts: list[str] = []  # ids of the artifacts that the run's family uses; only a root has them
+    # Those of them whose bytes stay outside of the database, in a move. Their rows are inserted together with the run.
+    outside: list[ArtifactRow] = []
 
     @property
     def run_id(self) -> str:
@@ -929,6 +931,12 @@ class ArtifactStore(Protocol):
 
         What an interrupted copy has left of it is replaced. Nothing happens if the artifact is here.
         """
+
+    def outside_artifacts(self, after: str = "", limit: int = 100) -> list[ArtifactRow]:
+        """The saved artifacts, above `after` and in order of their ids, whose bytes are in a folder or bucket."""
+
+    def artifact_families(self, artifact: str) -> list[str]:
+        """The ids of the roots of all families that use the artifact."""
 
 
 class LimitStore(Protocol):

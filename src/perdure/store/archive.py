@@ -169,7 +169,7 @@ def _insert(cursor: Cursor, whole: Whole, lines: dict[Row, int]) -> list[Row]:
     cursor.each("take_in_inbox", [(key, *row[:-1], row[-1].decode()) for row in whole.inbox])
     cursor.each("take_in_notice", [(key, *row) for row in whole.notices])
     cursor.each("use_blob", [(key, bytes.fromhex(digest)) for digest in whole.blobs])
-    keep(cursor, key, whole.artifacts)
+    keep(cursor, key, whole.artifacts, whole.outside)
     return [_event(key, whole.run_id, stored) for stored in whole.events]
 
 

@@ -150,13 +150,26 @@ class Artifacts(Part):
         for number, data in enumerate(chunks):
             self.add_chunk(row.artifact, number, data)
 
+    def outside_artifacts(self, after: str = "", limit: int = 100) -> list[ArtifactRow]:
+        return [ArtifactRow(*row) for row in self._database.read("outside_artifacts", {"after": after, "limit": limit})]
+
+    def artifact_families(self, artifact: str) -> list[str]:
+        return [str(run_id) for (run_id,) in self._database.read("artifact_families", (artifact,))]
+
     def artifact_facts(self) -> dict[str, str]:
         ((count, size, here, doomed),) = self._database.read("count_artifacts")
         return {"artifacts": str(count), "artifact_bytes": str(size), "artifact_bytes_here": str(here), "artifacts_doomed": str(doomed)}
 
 
-def keep(cursor: Cursor, root_key: int, artifacts: Sequence[str]) -> None:
-    """The run of copied artifacts is being inserted, in the caller's transaction: its family uses them from now on."""
+def keep(cursor: Cursor, root_key: int, artifacts: Sequence[str], outside: Sequence[ArtifactRow]) -> None:
+    """The run of copied artifacts is being inserted, in the caller's transaction: its family uses them from now on.
+
+    The rows of `outside` are inserted only now. The bytes belong to the source as well until its move is done. A row
+    without a run would be an orphan here, and `perdure prune --orphans` would delete these bytes.
+    """
+    for row in outside:
+        if cursor.one("artifact_to_change", (row.artifact,)) is None:
+            _insert(cursor, row)
     for artifact in artifacts:
         found = cursor.one("artifact_to_change", (artifact,))
         if found is None or found[1] == "deleting":

@@ -301,6 +301,14 @@ FROM perdure_artifacts WHERE run_id = ? ORDER BY id
 -- The runs that have saved artifacts, in order of their ids, page by page.
 SELECT DISTINCT run_id FROM perdure_artifacts WHERE run_id > :after AND state <> 'deleting' ORDER BY run_id LIMIT :limit
 
+-- name: outside_artifacts
+SELECT artifact, run_id, tenant, call, attempt, state, place, object, sha256, size, content_type, created_at
+FROM perdure_artifacts WHERE artifact > :after AND place IS NOT NULL AND state = 'saved' ORDER BY artifact LIMIT :limit
+
+-- name: artifact_families
+SELECT r.run_id FROM perdure_artifacts AS a JOIN perdure_artifact_uses AS u ON u.artifact = a.id JOIN perdure_runs AS r ON r.id = u.run
+WHERE a.artifact = ? ORDER BY r.run_id
+
 -- name: doomed_artifacts
 SELECT artifact, run_id, tenant, call, attempt, state, place, object, sha256, size, content_type, created_at
 FROM perdure_artifacts WHERE state = 'deleting' ORDER BY id LIMIT ?

@@ -42,10 +42,13 @@ class Place(Protocol):
         """Begin an object. An object with the same name is replaced when the new one is closed."""
 
     def read(self, name: str, start: int, size: int) -> bytes:
-        """At most `size` bytes from `start`. StoreCorrupt if there is no such object."""
+        """At most `size` bytes from `start`. StoreCorrupt if there is no such object, StoreUnavailable if there is no place."""
 
     def delete(self, name: str) -> None:
-        """Delete the object, and what is left of an object that was never closed. Nothing happens if there is none."""
+        """Delete the object, and what is left of an object that was never closed. Nothing happens if there is none.
+
+        StoreUnavailable if the place itself is not there: then it is unknown whether the object exists.
+        """
 
 
 def open_place(url: str) -> Place:
@@ -64,12 +67,17 @@ def check_place(url: str) -> str:
 
 
 def _checked(name: str) -> str:
-    assert _NAME.fullmatch(name), name  # a name is made by perdure, and never of a path
+    if _NAME.fullmatch(name) is None:  # a name is made by perdure, and never of a path
+        raise StoreCorrupt(f"{name!r:.100} is not the name of an artifact's object; the row that has it was changed by hand")
     return name
 
 
 class Folder:
-    """A folder. If several machines work on a journal, they all need the same folder at the same path."""
+    """A folder that exists. If several machines work on a journal, they all need the same folder at the same path.
+
+    The folder is never created here. It may lie in a file system that is not mounted at the moment: artifacts would go to
+    another disk, and a prune would take every artifact that it does not find for deleted.
+    """
 
     piece_bytes = 1 << 20
 
@@ -91,7 +99,7 @@ class Folder:
     def create(self, name: str) -> ObjectWriter:
         target = self._file(name)
         try:
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target.parent.mkdir(mode=0o700, exist_ok=True)
             return _FileWriter(self, target)
         except OSError as error:
             raise self.unavailable(error) from None
@@ -102,20 +110,41 @@ class Folder:
                 file.seek(start)
                 return file.read(size)
         except FileNotFoundError:
+            self._check_is_there()
             raise StoreCorrupt(f"{self._file(name)} is missing; restore it from a backup, or mount the folder on this machine") from None
         except OSError as error:
             raise self.unavailable(error) from None
 
     def delete(self, name: str) -> None:
         target = self._file(name)
+        found = False
+        for file in (_part(target), target):
+            try:
+                file.unlink()
+                found = True
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise self.unavailable(error) from None
+        if not found:
+            self._check_is_there()
+
+    def _check_is_there(self) -> None:
+        """A file is missing. StoreUnavailable if the reason may be that the folder is not mounted on this machine."""
         try:
-            for file in (_part(target), target):
-                file.unlink(missing_ok=True)
+            with os.scandir(self._folder) as entries:
+                empty = next(entries, None) is None
         except OSError as error:
             raise self.unavailable(error) from None
+        # A folder that had an artifact once has folders below it for ever. An empty one is a mount point without its
+        # file system, or (after a crash before the very first artifact) there is nothing to delete yet.
+        if empty:
+            raise StoreUnavailable(f"the folder for artifacts {self._folder} is empty; mount its file system on this machine")
 
     def unavailable(self, error: OSError) -> StoreUnavailable:
-        return StoreUnavailable(f"the folder for artifacts {self._folder} cannot be used: {error.strerror or error}")
+        what = "it does not exist; create it, or mount its file system on this machine"
+        why = what if isinstance(error, FileNotFoundError) else error.strerror or error
+        return StoreUnavailable(f"the folder for artifacts {self._folder} cannot be used: {why}")
 
     def _file(self, name: str) -> Path:
         # Two levels, so that no folder gets too many files.
@@ -211,11 +240,11 @@ class Bucket:
         return bytes(self._do(lambda: get_range(store, _checked(name), start=start, length=size)))
 
     def delete(self, name: str) -> None:
-        store = self._store
+        store, path = self._store, _checked(name)
         from obstore import delete
 
         try:
-            self._do(lambda: delete(store, _checked(name)))
+            self._do(lambda: delete(store, path))
         except StoreCorrupt:
             pass  # there is no such object
 
@@ -225,10 +254,20 @@ class Bucket:
         try:
             return work()
         except FileNotFoundError:
-            raise StoreCorrupt(f"an object, or the bucket itself, is missing from {self.url}; restore it from a backup") from None
+            self._check_is_there()
+            raise StoreCorrupt(f"an object is missing from {self.url}; restore it from a backup") from None
         except (BaseError, OSError) as error:
             first = str(error).strip().splitlines() or [type(error).__name__]
             raise StoreUnavailable(f"the bucket for artifacts {self.url} cannot be used: {first[0][:300]}") from None
+
+    def _check_is_there(self) -> None:
+        """Something is missing. StoreUnavailable if it is the bucket itself."""
+        from obstore import list as listing
+
+        try:
+            next(iter(listing(self._store, chunk_size=1)), None)
+        except Exception as error:  # also if it may not be listed: it stays unknown whether the object or the bucket is missing
+            raise StoreUnavailable(f"the bucket for artifacts {self.url} is not there, or cannot be listed: {str(error)[:200]}") from None
 
 
 class _ObjectWriter:

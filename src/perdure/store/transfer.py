@@ -125,7 +125,10 @@ class Copying:
         return structs.replace(self._copy(survey, only_finished=True), there=survey.there, tables=survey.tables)
 
     def abandon(self, *, now: int) -> int:
-        """Undo a move that has not finished: delete the unfinished copies in the target, then reopen the source.
+        """Undo a move that has not finished: delete copies in the target, then reopen the source.
+
+        Copies of unfinished families are deleted. Copies of finished families stay, except those whose artifacts lie in
+        a folder or bucket: source and target would share the bytes, and a prune in one would delete them for the other.
 
         Returns how many runs of the source were unfinished, so that their copies were deleted.
 
@@ -138,16 +141,17 @@ class Copying:
                 f"this journal was moved to {moved.to_url}" + ("" if moved.done else f", not to {self._to_url}") + "; nothing was changed"
             )
         taken = 0
+        shared = self._families_that_share_bytes()
         # Compare everything before anything is deleted, so that a Conflict changes nothing.
         for act in (self._continued, self._delete_copies):
             for page in self._pages(only_finished=False):
-                open_ = [family for family in page if not family.finished]
-                if names := act(open_, now):
-                    raise Conflict(
-                        f"run {names[0]} has continued in {self._to_url} since it was copied, so the move cannot be undone;  "
-                        "finish it: the same command without --abandon"
-                    )
-                taken += sum(len(family.members) for family in open_) if act == self._delete_copies else 0
+                back = [family for family in page if not family.finished or family.root in shared]
+                if names := act(back, now):
+                    raise self._cannot_undo(f"run {names[0]} has continued in {self._to_url} since it was copied")
+                if act == self._delete_copies:
+                    taken += sum(len(family.members) for family in back if not family.finished)
+        # The source is closed until here. If this process is killed before, both journals name the same bytes only while
+        # one of them is closed, and the same command goes on.
         self._source.reopen_journal()
         return taken
 
@@ -231,29 +235,42 @@ class Copying:
             if self._pruned(batch):
                 raise _Pruned
 
-        blobs, artifacts = self._copy_blobs(read()), self._copy_artifacts(read(), only_finished)
+        blobs, (artifacts, outside) = self._copy_blobs(read()), self._copy_artifacts(read(), only_finished)
+
+        def sent(whole: Whole) -> Whole:
+            return structs.replace(
+                whole,
+                notices=[] if only_finished else whole.notices,  # the source sends them
+                outside=[outside[artifact] for artifact in whole.artifacts if artifact in outside],
+            )
+
         # Copy the blobs and artifacts first: if the process is killed in between, those without a run do no harm. A run never
         # arrives without its blobs or without its family.
-        self._target.take_in(lambda: ([_history(whole) if only_finished else whole for whole in part] for part in read()))
+        self._target.take_in(lambda: (list(map(sent, part)) for part in read()))
         return blobs, artifacts
 
-    def _copy_artifacts(self, parts: Iterable[Sequence[Whole]], only_finished: bool) -> int:
+    def _copy_artifacts(self, parts: Iterable[Sequence[Whole]], only_finished: bool) -> tuple[int, dict[str, ArtifactRow]]:
         """Copy artifacts, chunk by chunk. In a move, bytes that lie outside of the database stay where they are.
+
+        Returns how many, and the rows whose bytes stay: `take_in` inserts these rows together with their run.
 
         With `only_finished` both journals stay in use, and each deletes its own artifacts one day. So the copy gets
         bytes of its own, under a name that the same command uses again after an interruption.
         """
         copied = 0
+        stay: dict[str, ArtifactRow] = {}
         for artifact in dict.fromkeys(artifact for part in parts for whole in part for artifact in whole.artifacts):
             row = self._source.artifact(artifact)
             if row is None or row.state != "saved":
                 continue  # it was pruned meanwhile, and its family with it: take_in reports that
             if row.place is not None and only_finished:
-                row = self._copy_object(row)
-            here = row.place is None
-            self._target.take_in_artifact(row, stored_chunks(self._source, row) if here else ())
+                self._target.take_in_artifact(self._copy_object(row), ())
+            elif row.place is not None:
+                stay[artifact] = row
+            else:
+                self._target.take_in_artifact(row, stored_chunks(self._source, row))
             copied += 1
-        return copied
+        return copied, stay
 
     def _copy_object(self, row: ArtifactRow) -> ArtifactRow:
         assert row.place is not None
@@ -309,6 +326,33 @@ class Copying:
             damaged.append(member.run_id)
         return damaged
 
+    def _families_that_share_bytes(self) -> set[str]:
+        """The roots of the families whose artifacts are in a folder or bucket, under the same name for both journals.
+
+        Conflict if the target has pruned such a family, or has given such an artifact to a run of its own. A prune of
+        the target that runs at the same time as --abandon is not seen here, and deletes bytes of the source.
+        """
+        roots: set[str] = set()
+        after = ""
+        while page := self._source.outside_artifacts(after):
+            after = page[-1].artifact
+            for row in page:
+                families = self._source.artifact_families(row.artifact)
+                there = self._target.artifact(row.artifact)
+                if there is None or there.state == "deleting":
+                    pruned = [root for root, head in self._target.heads(families).items() if head.pruned]
+                    if pruned:
+                        raise self._cannot_undo(f"run {pruned[0]} was pruned in {self._to_url}, and its artifacts with it")
+                elif (there.place, there.object) == (row.place, row.object):
+                    new = sorted(set(self._target.artifact_families(row.artifact)).difference(families))
+                    if new:
+                        raise self._cannot_undo(f"run {new[0]} was started in {self._to_url} with artifact {row.artifact} of this journal")
+                    roots.update(families)
+        return roots
+
+    def _cannot_undo(self, why: str) -> Conflict:
+        return Conflict(f"{why}, so the move cannot be undone;  finish it: the same command without --abandon")
+
     def _continued(self, open_: Sequence[Family], _: int) -> list[str]:
         heads = self._heads(open_)
         members = (member for family in open_ for member in family.members)
@@ -362,10 +406,6 @@ def some_tables(names: Sequence[str]) -> str:
 
 def _is_same(member: Member, head: Head) -> bool:
     return (member.seq, member.head) == (head.seq, head.head)
-
-
-def _history(whole: Whole) -> Whole:
-    return structs.replace(whole, notices=[])
 
 
 def _head_of(run_id: str, stored: Sequence[Stored]) -> bytes:

@@ -69,6 +69,10 @@ class HasVault(Protocol):
     def vault(self) -> Vault: ...
 
 
+class OfHandle:
+    """A holder that `app.handle(…)` has made, for one run that the app's own code has named."""
+
+
 # The call that is running on this task or thread. An artifact remembers the holder that was here when it was created.
 in_call: ContextVar[HasVault | None] = ContextVar("perdure_artifacts", default=None)
 
@@ -123,7 +127,10 @@ class Artifact:
 
 
 def _vault_of(artifact: Artifact) -> Vault:
-    holder: HasVault | None = artifact._holder or in_call.get()  # type: ignore[attr-defined]
+    # The rights are those of the call that is running, not of the call that has created this object: an object may come
+    # from another run's tool through a global variable. In a thread that a tool has started itself, no call is known.
+    creator: HasVault | None = artifact._holder  # type: ignore[attr-defined]
+    holder = creator if isinstance(creator, OfHandle) else in_call.get() or creator
     if machine_of_agent() is not None:
         raise NotAllowedInAgent(f"{artifact.uri}: an agent passes an artifact on; a tool opens it")
     if holder is None:

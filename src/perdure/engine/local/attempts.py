@@ -118,7 +118,7 @@ class Attempt:
             if not tool.is_async or tool.isolate:
                 self._start_in_thread()
                 return
-            kwargs = tool.with_call(tool.arguments(self._args), self._call)
+            kwargs = _arguments(tool, self._args, self._call)
             begun_s = 0.0 if timeout_s is None else loop.time()
             if tool.heartbeat_timeout_s is not None:
                 self._listen(loop)
@@ -202,7 +202,7 @@ class Attempt:
             limit_s = None if tool.timeout_s is None else tool.timeout_s + self._grace_s
             self._process = Isolated(tool, self._args, self._call, limit_s)
         else:
-            kwargs = tool.with_call(tool.arguments(self._args), self._call)
+            kwargs = _arguments(tool, self._args, self._call)
         on_begin = None if tool.timeout_s is None and tool.heartbeat_timeout_s is None else self._begin_to_count
         self._job = self._threads.start(partial(self._in_thread, kwargs), self._end, on_begin)
 
@@ -349,6 +349,19 @@ class Attempt:
         return f"{self._label or f'tool {self._tool.name}'} (run {call.run_id}, call {call.number}, attempt {call.attempt})"
 
 
+def _arguments(tool: Any, args: bytes, call: Call) -> dict[str, Any]:
+    """The arguments for the tool's function. Artifacts in them have the rights of this call.
+
+    The context here may be that of another run's tool, which has started this run in this process.
+    """
+    token = in_call.set(call)
+    try:
+        kwargs: dict[str, Any] = tool.with_call(tool.arguments(args), call)
+        return kwargs
+    finally:
+        in_call.reset(token)
+
+
 attempt = Attempt  # an alias for callers: attempt(tool, args, call, threads=…, grace_s=…)
 
 
@@ -396,7 +409,7 @@ async def reconcile(tool: Tool[..., Any], args: bytes, call: Call, *, threads: T
 
 def perform_in_transaction(tool: Tool[..., Any], args: bytes, call: Call) -> bytes:
     """Run the tool on this thread, inside the journal's transaction. If the tool raises, the caller must roll back."""
-    kwargs = tool.with_call(tool.arguments(args), call)
+    kwargs = _arguments(tool, args, call)
     token = in_call.set(call)
     try:
         value = _stepped(tool, tool.fn(**kwargs)) if tool.is_async else tool.fn(**kwargs)

@@ -11,6 +11,7 @@ tasks.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections import deque
@@ -238,7 +239,7 @@ class Drive:
         # Queue the input now, to keep the order of arrival. Process it in a later callback, because the caller may be
         # inside a task, where the first step of a tool cannot run at once (`compat.begun`).
         self._inputs.append(given)
-        self._host.loop.call_soon(self._work)
+        self._host.loop.call_soon(self._work, context=contextvars.Context())  # the caller may be a tool of another run
 
     def _feed(self, given: Input) -> None:
         self._inputs.append(given)

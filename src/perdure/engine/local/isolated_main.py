@@ -186,8 +186,8 @@ def _run(request: dict[str, Any], answers: int) -> None:
     try:
         tool = _load_tool(request)
         call = _call(request, tell)
+        in_call.set(call)  # before the arguments are decoded: artifacts in them have the rights of this call
         kwargs = tool.with_call(tool.arguments(request["args"].encode()), call)
-        in_call.set(call)
     except BaseException as error:  # loading failed, so the tool itself has not begun
         found = describe(error)
         message = f"the tool could not be loaded from {request['file']}: {found.message}"

@@ -11,6 +11,7 @@ import asyncio
 import json
 import socket
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
@@ -96,6 +97,7 @@ class Service:
                 size = line["size"]
                 if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
                     raise ValueError(size)
+                self._check_room()  # before the row is inserted: an artifact that is refused must not leave an orphan
                 return {"ok": self._keep(self._vault().begin(line["content_type"], size))}, b""
             case "write":
                 self._saving(line).write(data)
@@ -107,6 +109,7 @@ class Service:
                 self._saving(line).discard()
                 del self._open[line["number"]]
             case "open":
+                self._check_room()
                 return {"ok": self._keep(self._vault().chunks(Artifact(**line["pointer"])))}, b""
             case "next":
                 chunks = self._open[line["number"]]
@@ -123,11 +126,14 @@ class Service:
         return {"ok": None}, b""
 
     def _keep(self, opened: Saving | Iterator[bytes]) -> int:
-        if len(self._open) >= _MOST_OPEN:
-            raise InvalidInput(f"this tool has {_MOST_OPEN:,} artifacts open at the same time; close some")
         self._next += 1
         self._open[self._next] = opened
         return self._next
+
+    def _check_room(self) -> None:
+        if len(self._open) >= _MOST_OPEN:
+            # The tool may have acted before, so this is no InvalidInput, which means that the effect did not happen.
+            raise ArtifactNotSaved(f"this tool has {_MOST_OPEN:,} artifacts open at the same time; close some", final=True)
 
     def _saving(self, line: dict[str, Any]) -> Saving:
         found = self._open[line["number"]]
@@ -149,17 +155,30 @@ class AskedVault:
         self._socket = socket.socket(fileno=fd)
         self._file = self._socket.makefile("rb")
         self._lock = threading.Lock()
+        self._left: deque[int] = deque()  # streams that the tool has left before their end, and that the worker still has open
 
     def begin(self, content_type: str, size: int | None) -> Saving:
+        self._close_left()
         return _AskedSaving(self, self.do("begin", content_type=content_type, size=size)[0])
 
     def chunks(self, artifact: Artifact) -> Iterator[bytes]:
+        self._close_left()
         number, _ = self.do("open", pointer=_fields(artifact))
-        while True:
-            there, chunk = self.do("next", number=number)
-            if not there:
-                return
-            yield chunk
+        try:
+            while True:
+                there, chunk = self.do("next", number=number)
+                if not there:
+                    number = None  # the worker has closed it
+                    return
+                yield chunk
+        finally:
+            # Only noted here: the garbage collector may close this generator in the middle of `do`, on the same thread.
+            if number is not None:
+                self._left.append(number)
+
+    def _close_left(self) -> None:
+        while self._left:
+            self.do("close", number=self._left.popleft())
 
     def ask(self, work: Callable[[], T], /) -> Awaitable[T]:
         return asyncio.to_thread(work)

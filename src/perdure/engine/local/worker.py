@@ -8,6 +8,7 @@ another run: each drive guards its own agent, and a bug in one drive ends only t
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import os
 import socket
@@ -729,16 +730,19 @@ class Worker:
         drive = self._drives[run_id] = Drive(claimed, agent, self)
         self._see_who_commits()
         came_along = claimed.events is not None and not may_owe(claimed.events[0].body) and not has_cut_off(claimed.events)
+        # The caller may be a tool of another run, which has started this run. Nothing of that tool's context may reach
+        # the tools of this run: neither its rights to open artifacts, nor the fact that it is a tool.
+        context = contextvars.Context()
         to_read = claimed.row.seq - (0 if parked is None else parked.last.seq)
         if came_along or (to_read <= _READ_HERE and not self.store.remote):
             # Use a plain callback, not a task: inside a task the first step of a tool cannot run at once. Use
             # one callback per run: if a signal (Ctrl-C) arrives in one callback and the loop continues, the other runs
             # must still begin.
-            self.loop.call_soon(self._begin_drive, drive, claimed, parked, None)
+            self.loop.call_soon(self._begin_drive, drive, claimed, parked, None, context=context)
             return
         reading = self._asking.start(lambda: self._read(claimed, parked))
         self._readers.add(reading)
-        reading.add_done_callback(lambda done: self._begin_drive(drive, claimed, parked, done))
+        reading.add_done_callback(lambda done: self._begin_drive(drive, claimed, parked, done), context=context)
 
     def _read(self, claimed: Claimed, parked: ParkedRun | None) -> _Read:
         run_id, events = claimed.lease.run_id, claimed.events
