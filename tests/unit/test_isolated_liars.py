@@ -97,7 +97,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
     [
         (DIGITS, "has 5,000 digits"),
         (b'{"a":[' + DIGITS + b"]}", "has 5,000 digits"),
-        (b'{"a":1,"a":2}', "the key 'a' stands twice"),
+        (b'{"a":1,"a":2}', "the key 'a' occurs twice"),
         (b"NaN", "NaN is not a number"),
         (b"[-Infinity]", "-Infinity is not a number"),
         (b"1e999", "which JSON cannot hold"),

@@ -237,14 +237,14 @@ class ChildState(Struct, gc=False):
     ended_at: int = 0
 
 
-_NOBODYS = CallKeys("", "")
+_NO_KEYS = CallKeys("", "")
 
 
 class RunState(Struct, gc=False, eq=False):
     """A run as of its last folded event."""
 
     created: RunCreated | None = None
-    keys: CallKeys = _NOBODYS  # derives the keys of the run's calls; set by `run_created`
+    keys: CallKeys = _NO_KEYS  # derives the keys of the run's calls; set by `run_created`
     status: Status = "queued"
     seq: int = 0
     epoch: int = 0

@@ -197,7 +197,7 @@ class Drive:
 
     def drain(self) -> None:
         """Release the run at the next step boundary: attempts under way may end, and no new attempt starts."""
-        self._core.hand_over()
+        self._core.begin_release()
         self._feed_soon(Drain())
 
     def stop_attempts(self) -> None:
