@@ -256,7 +256,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
                 if asyncio.iscoroutine(one) and one not in self._early:
                     self._early[one] = self._new_task(one, None, None)
         if coro not in self._early:
-            raise NotAllowedInAgent("asyncio.as_completed starts the items of a set or an iterator in a random order; pass a list")
+            raise NotAllowedInAgent("asyncio.as_completed starts the items of a set or an iterator in a random order; give it a list")
 
     def start(self, main: Coroutine[Any, Any, Any]) -> AgentTask:
         """Start the agent's main task. When the task is done, the caller removes it from `tasks`."""

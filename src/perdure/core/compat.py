@@ -33,9 +33,9 @@ def disown(task: asyncio.Task[Any]) -> None:
 # -- an agent inside of a task --------------------------------------------------------------------------------------------------
 # Up to Python 3.13 every loop has its own current task. From 3.14 on every thread has one current task. While a task
 # of the outer loop is current, no task of an agent can be entered, and asyncio.current_task() inside an agent returns
-# the wrong task. So the caller leaves the outer task, and enters it again at the end. The caller uses only C functions for
-# this: an OS signal can raise an exception at the start of every Python function, and the rest of that function would
-# not run.
+# the wrong task. So the caller leaves the outer task, and enters it again at the end. The caller uses only C functions
+# for this: an OS signal can raise an exception at the start of every Python function, and the rest of that function
+# would not run.
 if sys.version_info >= (3, 14):
     set_current_task = asyncio.tasks._swap_current_task
 
