@@ -98,7 +98,7 @@ def describe(error: BaseException, now: datetime | None = None) -> Failure:
 def received(encoded: bytes) -> Failure:
     """Read a failure that another process described. Fields that are too long are cut.
 
-    Raises ValueError if describe() cannot have written this failure.
+    Raises ValueError for a failure that describe() never returns.
     """
     try:
         told = msgspec.convert(parse(encoded, "the failure"), Failure)

@@ -1168,7 +1168,7 @@ class RunCore:
         # The event keeps the event id that the sender chose. If the sender does not know whether its post was written,
         # it searches for that id.
         event_id = row.event_id or None
-        # Post that answers nothing in this journal has the event before it as its cause, as when the store appends it.
+        # The cause of post that answers no event of this journal is the event before it. The store uses the same rule.
         before = state.seq
         match body:
             case CancelRequested() if state.cancel is None:

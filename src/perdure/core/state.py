@@ -265,7 +265,7 @@ class RunState(Struct, gc=False, eq=False):
     pins: dict[str, str] = {}  # tool → the pin that was recorded last: at the first call, or when the pin changed
     pin_changes: list[PinChanged] = []
     patches: set[str] = set()
-    budget: Limits | None = None  # raises included
+    budget: Limits | None = None  # with the amounts that people have added
     over: BudgetExceeded | None = None
     attempts: int = 0  # how many attempts began or may have begun
     busy_us: int = 0

@@ -53,7 +53,7 @@ class Service:
     """Answers one isolated process, on a thread, with the rights of its call."""
 
     def __init__(self, vault: Callable[[], Vault]) -> None:
-        """Begin to answer. `there` is the process's end of the socket. The caller closes it after the fork."""
+        """Begin to answer. `there` is the process's end of the socket. The caller closes it once the process runs."""
         self._vault = vault
         self._here, self.there = socket.socketpair()
         self._open: dict[int, Any] = {}

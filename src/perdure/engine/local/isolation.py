@@ -123,7 +123,7 @@ class Isolated:
             process.stdin.write(json.dumps({**self._request, "artifacts": asked}).encode("ascii") + b"\n")
             process.stdin.flush()
         except (OSError, ValueError):
-            pass  # the process is gone, or was stopped just now; its output says which
+            pass  # the process has ended, or was stopped just now: its output shows how
         try:
             return self._read(process)
         except Exception as error:

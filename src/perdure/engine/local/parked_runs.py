@@ -17,8 +17,8 @@ from perdure.core.codec import Payload
 from perdure.core.state import RunState
 from perdure.core.steps import ParkedRun
 
-# Estimates, from measurements with small agents: a machine with its loop, its tasks and the state of its run; and
-# one call, without its payloads.
+# Estimates, from measurements with small agents. The first is for a machine with its loop, its tasks and the state of
+# its run. The second is for one call without its payloads.
 _MACHINE_BYTES = 30_000
 _CALL_BYTES = 1_500
 _SAMPLE = 64

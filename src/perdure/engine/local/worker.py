@@ -244,7 +244,7 @@ class Worker:
                 self._closed = True
                 self._transactors.shutdown(wait=False)
                 for reader in self._readers.copy():
-                    reader.cancel()  # the answer is not needed any more, and the loop may be closed when it comes
+                    reader.cancel()  # the answer is no longer needed, and the loop may be closed before the answer arrives
                 self._asking.close()
                 self.vaults.close()
 
@@ -701,8 +701,8 @@ class Worker:
         if self._wanted:
             return False
         undriven = {(run_id, epoch) for run_id, epoch in held if run_id not in self._drives}
-        # Release only runs that were found twice under the same epoch. `held` is older than `_drives`, so a run may
-        # have been released in between; a run that was claimed again has another epoch.
+        # Release only runs that were found twice under the same epoch. One look proves nothing: `held` is older than
+        # `_drives`, and the run may have been released in between. A run that was claimed again has another epoch.
         stranded, self._undriven = sorted(undriven & self._undriven), undriven
         if stranded:
             log.warning("%s: held here and not driven; released", ", ".join(f"run {run_id}" for run_id, _ in stranded))
@@ -840,8 +840,8 @@ class Worker:
     async def _doze(self, seconds: float, stop: Stops | asyncio.Event, seen: int) -> None:
         """Wait until `seconds` have passed, a run of this worker rests, or the database has changed.
 
-        The database is checked every poll_s. `seen` is `_changes` from before the caller read the store: a change
-        during that read must end the wait, even if the change has already woken another waiter.
+        The database is checked every poll_s. `seen` is the value of `_changes` before the caller read the store. So a
+        change during that read ends the wait too, even if it has already woken another waiter.
         """
         until = self.loop.time() + seconds
         version = self.store.version()
