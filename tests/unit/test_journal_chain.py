@@ -9,6 +9,7 @@ from typing import Any
 
 import apsw
 import msgspec
+import psycopg
 import pytest
 from tests.conformance.suite_moving import ELSEWHERE, LEASE_US, over
 from tests.conformance.suite_waiting import HOUR, NOW, asking, create, found, hold, payload, post
@@ -19,6 +20,7 @@ from perdure.core.events import ApprovalDecided, RunReleased, SignalReceived, Th
 from perdure.core.identity import chain_link
 from perdure.errors import InvalidInput
 from perdure.inspect.chain import ChainHead, chain_heads, chain_problems, missing_ends, read_heads
+from perdure.inspect.repair import plan_repair
 from perdure.inspect.verify import verify_journal
 from perdure.store.api import RowChange, Store
 from perdure.store.open import open_store
@@ -130,6 +132,22 @@ def test_a_journal_whose_end_was_cut_off_is_named(journal: tuple[Store, Hand]) -
     assert cut["a"].startswith("its end was cut off: the journal-wide chain has event 7, and the journal ends with event 3")
     assert missing_ends(store, "a")[0] == cut
     assert missing_ends(store, "b") == ({}, [])
+
+
+def test_a_journal_whose_end_was_cut_off_is_not_repaired(journal: tuple[Store, Hand]) -> None:
+    """The row still says how the run ended. A repair by the shorter journal would let the run go on from there."""
+    store, hand = journal
+    parks(store, "a")
+    assert plan_repair(store, found(store, "a")) is not None  # the rows of this test have another input digest
+    hand.forge(*cut_to("a", 3, status="succeeded"))
+    assert plan_repair(store, found(store, "a")) is None
+
+
+def test_no_role_can_use_the_function_of_the_chain_by_itself(postgres_url: str) -> None:
+    open_store(postgres_url).close()
+    with psycopg.connect(postgres_url) as connection:
+        asked = "SELECT has_function_privilege('public', 'perdure_add_to_chain()', 'execute')"
+        assert connection.execute(asked).fetchone() == (False,)
 
 
 def test_a_decision_that_was_cut_off_before_a_worker_has_seen_it_is_named(journal: tuple[Store, Hand]) -> None:

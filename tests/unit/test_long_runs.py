@@ -45,6 +45,30 @@ async def long(run: Run, steps: int) -> str:
     return "done"
 
 
+def test_a_worker_keeps_no_arguments_of_transactions_that_have_ended(tmp_path: Path) -> None:
+    @tool(effect="transaction")
+    def book(place: int, text: str) -> int:
+        return place
+
+    @agent(version="1")
+    async def books(run: Run, steps: int) -> int:
+        before = await memory()
+        for place in range(steps):
+            await book(place, f"{place:>{SIZE}}")
+        return await memory() - before
+
+    async def main(steps: int) -> int:
+        async with Perdure(f"sqlite:///{tmp_path / 'db'}", [books], settings=SETTINGS) as app:
+            return int(await app.run(books, steps, id=f"r-{steps}"))
+
+    tracemalloc.start()
+    try:
+        few, many = asyncio.run(main(5)), asyncio.run(main(45))
+    finally:
+        tracemalloc.stop()
+    assert many - few < 10 * SIZE
+
+
 @pytest.mark.parametrize("resumed", [False, True], ids=["live", "resumed"])
 def test_a_worker_keeps_the_arguments_of_open_calls_alone(tmp_path: Path, resumed: bool) -> None:
     @agent(version="1")

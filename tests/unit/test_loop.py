@@ -650,6 +650,7 @@ class Struck:
 
     def __enter__(self) -> Struck:
         self.before = signal.signal(signal.SIGUSR1, self.interrupt)
+        gc.disable()  # a machine of another test, closed by the collector just now, would be struck instead
         self.patched = pytest.MonkeyPatch()
         for module, name in self.CHANGES:
             if hasattr(module, name):
@@ -657,6 +658,7 @@ class Struck:
         return self
 
     def __exit__(self, *_: object) -> None:
+        gc.enable()
         self.patched.undo()
         signal.signal(signal.SIGUSR1, self.before)
 

@@ -162,11 +162,12 @@ def test_no_memory_for_kept_machines_means_a_replay(tmp_path: Path) -> None:
     run(main())
 
 
-def test_large_results_weigh_in() -> None:
+@pytest.mark.parametrize("inline_bytes", [1_000_000, 100], ids=["inline", "as blobs"])
+def test_large_results_weigh_in(inline_bytes: int) -> None:
     def state_with(size: int) -> RunState:
         state = RunState(numbers=100)
         for number in range(1, 101):
-            payload = pack(b'"' + b"x" * size + b'"', 1_000_000)[0]
+            payload = pack(b'"' + b"x" * size + b'"', inline_bytes)[0]
             state.calls[number] = CallState(number, "t", "read", "", payload, 1, 1, state.keys)
         return state
 

@@ -7,20 +7,23 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
 
 from perdure import Agent, Perdure, Run, agent, tool
 from perdure.app import Handle
+from perdure.engine.clock import Clock
 from perdure.engine.local import watch
 from perdure.engine.local.engine import LocalEngine
-from perdure.errors import StoreCorrupt, StoreError
+from perdure.errors import NotFound, StoreCorrupt, StoreError, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.api import RunRow
+from perdure.store.open import open_store
+from perdure.store.pruning import prune
 
 SETTINGS = Settings(park_after_s=0.0, lease_s=20.0)
 PATIENCE_S = 60.0
@@ -431,3 +434,65 @@ def test_a_result_of_a_run_that_waits_for_a_timer_comes_when_it_is_due_and_claim
     results, rows = asyncio.run(main())
     assert results == ["slept well"] * 20
     assert {row.epoch for row in rows} == {2}  # once to begin, once when the timer was due
+
+
+def test_a_follower_of_a_run_that_is_pruned_meanwhile_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.engine.local.engine.PAGE", 5)
+
+    @agent(version="1")
+    async def short(run: Run) -> None:
+        for place in range(20):
+            await look(place)
+
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S), Perdure(url, [short], settings=SETTINGS) as app:
+            handle = await app.start(short, id="r")
+            await handle.result()
+            following = handle.follow()
+            assert [(await anext(following)).seq for _ in range(3)] == [1, 2, 3]
+            with closing(open_store(url)) as other:
+                prune(other, 1 << 60, ("succeeded",), None, by="ann", clock=lambda: time.time_ns() // 1000)
+            with pytest.raises(NotFound):
+                [event async for event in following]
+
+    asyncio.run(main())
+
+
+class Away:
+    """A store that cannot be reached."""
+
+    def watch(self, moved: object) -> Callable[[], None]:
+        return lambda: None
+
+    def version(self) -> int:
+        return 0
+
+    def watched(self, *_: object) -> None:
+        raise StoreUnavailable("the server is away")
+
+
+def test_callers_whose_time_has_come_do_not_make_the_watch_spin_during_an_outage() -> None:
+    async def ask(question: Callable[[], Any]) -> Any:
+        return question()
+
+    async def reap() -> None: ...
+
+    async def main() -> int:
+        watched, turns = watch.Watch(lambda: cast(Any, Away()), ask, Clock(), 0.1, reap), 0
+        pause = watched._pause
+
+        async def counted(at_most_s: float) -> None:
+            nonlocal turns
+            turns += 1
+            await pause(at_most_s)
+
+        watched._pause = counted  # type: ignore[method-assign]
+        until_s, known = asyncio.get_running_loop().time() + 0.01, cast(Any, None)
+        waiting = asyncio.create_task(watched.change("r", known, due=None, until_s=until_s, held=False))
+        await asyncio.sleep(1.5)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await watched.close()
+        return turns
+
+    assert asyncio.run(main()) < 60

@@ -1655,6 +1655,8 @@ class RunCore:
             state.apply(result)
             self._durable_seq = result.seq
             self._look_for_circles(result)
+            if result.call in self._asked and not state.is_open(result.call):
+                self._forget_arguments(result.call)
         assert state.seq >= self._durable_seq, (state.seq, self._durable_seq)
         if self._budgets:
             self._charged = (state.reserved, state.spent)

@@ -13,6 +13,7 @@ from perdure.core.events import ChildStarted
 from perdure.core.state import AskState, RunState, fold
 from perdure.engine.api import Reading
 from perdure.errors import PerdureError, StoreCorrupt
+from perdure.inspect.chain import missing_ends
 from perdure.inspect.consistency import approval_problem, approval_status, budget_problem
 from perdure.inspect.projection import right_row
 from perdure.inspect.text import limits_words
@@ -21,7 +22,12 @@ from perdure.store.api import ApprovalRepair, ApprovalRow, Ledger, Repair, RunRo
 
 
 def plan_repair(store: Reading, row: RunRow) -> Repair | None:
-    """The repair of the run's row, approvals and budget. None: nothing to repair, or the journal is damaged."""
+    """The repair of the run's row, approvals and budget.
+
+    None: there is nothing to repair, or the journal is damaged, or its end was cut off (by the journal-wide chain).
+    """
+    if row.run_id in missing_ends(store, row.run_id)[0]:
+        return None  # the run would continue from the shorter journal, and repeat its last effects
     stored = store.stored(row.run_id)
     verdict, checked = verify_journal(row, stored, store.blob)
     if verdict.problem is not None:

@@ -37,7 +37,7 @@ from perdure.engine.local.sandbox import refuse_app
 from perdure.engine.local.watch import PAGE, Watch
 from perdure.engine.local.worker import Observer, Worker
 from perdure.engine.threads import ReadingThreads
-from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreUnavailable, UnknownAgent
+from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreUnavailable, UnknownAgent
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewRun, RunRow, Served, Status, Store, Watched
 from perdure.store.open import is_postgres, open_store
@@ -343,9 +343,14 @@ class LocalEngine:
         row = await self._ask(lambda: self._row(run_id))
         while True:
             while after < row.seq:
-                for event in await self._patiently(run_id, partial(self.store.read, run_id, after, PAGE)):
+                page = await self._patiently(run_id, partial(self.store.read, run_id, after, PAGE))
+                for event in page:
                     after = event.seq
                     yield event
+                if not page:
+                    row = await self._ask(lambda: self._row(run_id))  # NotFound: the run was pruned meanwhile
+                    if after < row.seq:
+                        raise StoreCorrupt(f"event {after + 1} of run {run_id} is missing")
             if row.status in FINISHED:
                 return
             row, events = await self._watch.news(run_id, after)

@@ -90,5 +90,8 @@ def _payload_bytes(state: RunState, number: int) -> int:
 
 
 def _size(payload: Payload | None) -> int:
-    inline = None if payload is None else payload.inline
-    return 0 if inline is None else len(inline)
+    """The bytes of the payload. A blob counts too: the agent may still have a reference to its value."""
+    if payload is None:
+        return 0
+    inline = payload.inline
+    return len(inline) if inline is not None else payload.size if isinstance(payload.size, int) else 0

@@ -202,7 +202,7 @@ class Watch:
                 if self._waiters and loop.time() >= reap_at_s:
                     reap_at_s = loop.time() + _REAP_EVERY_S
                     if any(waiter.held for waiter in self._timed):
-                        await self._reap()
+                        await self._reap_dead()
                 if self._waiters and loop.time() >= whole_at_s:
                     before, version = version, reading.version()
                     if self._whole or before != version:
@@ -227,11 +227,23 @@ class Watch:
             if len(near) > 1:
                 whole_at_s = loop.time() + max(_WHOLE_SPACING_S, _MOST_SHARE * took_s)
 
+    async def _reap_dead(self) -> None:
+        try:
+            await self._reap()
+        except StoreUnavailable:
+            raise
+        except Exception:
+            # The callers only wait: an error about other runs must not end their waits.
+            log.exception("cannot look for dead workers; trying again")
+
     async def _pause(self, at_most_s: float) -> None:
         """Wait until there is a hint or a new caller, or until the next caller is due."""
         now = self._clock.now()
         try:
-            async with asyncio.timeout(max(min([at_most_s, *(waiter.left_s(now) for waiter in self._timed)]), 0.0)):
+            # The callers in `_near` wait for the next look, whose time is `at_most_s`. Their own times are not used: a
+            # time that is over would make this a busy loop until that look.
+            timed = (waiter.left_s(now) for waiter in self._timed if waiter not in self._near)
+            async with asyncio.timeout(max(min([at_most_s, *timed]), 0.0)):
                 await self._woken.wait()
         except TimeoutError:
             pass

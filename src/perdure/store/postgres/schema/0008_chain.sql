@@ -25,7 +25,7 @@ UPDATE perdure_chain SET link = (
     FROM perdure_chain)
 WHERE n = (SELECT max(n) FROM perdure_chain);
 
--- With the rights of the owner: a worker role can add no entry by itself. The hash is computed as in perdure.core.identity.chain_link.
+-- With the rights of the owner: a worker role adds entries only by its changes of runs. The hash is computed as in perdure.core.identity.chain_link.
 CREATE FUNCTION perdure_add_to_chain() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     place INTEGER := -pg_backend_pid(); -- a chain of its own, if no other is free
@@ -54,6 +54,9 @@ $$;
 
 -- The schema of this journal, and no table that a session has made for itself.
 DO $$ BEGIN EXECUTE format('ALTER FUNCTION perdure_add_to_chain() SET search_path = %I, pg_temp', current_schema()); END $$;
+
+-- The triggers need no EXECUTE. With it, any role could attach the function to a table of its own and add entries.
+REVOKE EXECUTE ON FUNCTION perdure_add_to_chain() FROM PUBLIC;
 
 -- A run that was copied here. A new run has no entry before a worker has released it: an entry for each start would double the cost.
 CREATE TRIGGER perdure_runs_copied_chained AFTER INSERT ON perdure_runs
