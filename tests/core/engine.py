@@ -319,7 +319,7 @@ class Life:
                 self._feed(Crowded())
             case "drain":
                 self._drained = True
-                self._core.hand_over()
+                self._core.begin_release()
                 self._feed(Drain())
             case "stop all":
                 self._feed(StopAttempts())

@@ -387,7 +387,7 @@ def test_only_those_who_may_decide_do_and_a_role_counts_from_the_flag_or_the_set
 def test_whoever_the_run_acts_for_may_not_decide_under_four_eyes(desk):
     approval = desk.asks("asker", "a", "eyes:=true", "--actor", "ann")
     assert "not the person for whom the run acts" in desk("approvals").stdout
-    assert "needs a second pair of eyes" in desk.refusal("approve", approval, "--by", "ann")
+    assert "needs a second person (four_eyes)" in desk.refusal("approve", approval, "--by", "ann")
     desk("approve", approval, "--by", "bob")
 
 

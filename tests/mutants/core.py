@@ -115,7 +115,7 @@ CORE = (
         promise="T20",
         file="core/replay.py",
         where="_settled",
-        old='            return ApprovalSettled(number, "expired", failure=refusal("expired", "somebody" if body.lapsed else None, None))',
+        old='            return ApprovalSettled(number, "expired", failure=refusal("expired", "a person" if body.lapsed else None, None))',
         new='            return ApprovalSettled(number, "rejected", failure=refusal("rejected", None, None))',
         red="tests/unit/test_drive_approvals.py::test_an_escalation_that_nobody_answers_either_expires",
         store="sqlite",

@@ -154,7 +154,7 @@ WORKER = (
         promise="T23",
         file="engine/local/attempts.py",
         where="Attempt.start",
-        old="        if answer is not None and not self._struck:\n",
+        old="        if answer is not None and not self._interrupted:\n",
         new="        if answer is not None:\n",
         red="tests/unit/test_perform_first_step.py::test_ctrl_c_in_the_first_step_ends_the_loop_before_anything_is_told",
     ),

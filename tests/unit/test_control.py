@@ -103,7 +103,7 @@ def test_one_person_is_not_counted_twice_by_another_form_of_their_letters() -> N
     async def main() -> None:
         async with perdure(None, [payments.agent]) as app:
             approval = await payments.ask(app, actor="ann")
-            with pytest.raises(NotPermitted, match="ann is who the run acts for"):
+            with pytest.raises(NotPermitted, match="the run acts for ann"):
                 await app.approve(approval, by="\uff41nn")
             await app.approve(approval, by="bob")
             with pytest.raises(Conflict, match="bob has already approved"):

@@ -89,11 +89,11 @@ OVER = BudgetExceeded(budget_of="r", what="usd", limit=2_000_000, used=1_900_000
         ),
         (
             ApprovalRequested("ap-2", "ping", payload(None), "d"),
-            "approval wanted by run r (a, tenant acme): ping null; asked of anybody, without a time limit: perdure approve ap-2",
+            "approval wanted by run r (a, tenant acme): ping null; asked of any person, without a time limit: perdure approve ap-2",
         ),
         (
             ApprovalEscalated("ap-1", ("eve",), T0 + MINUTE),
-            "approval still wanted by run r (a, tenant acme), nobody has decided in time; asked of eve, until 2023-11-14 22:14:20 UTC: perdure approve ap-1 --by WHO",
+            "approval still wanted by run r (a, tenant acme), there was no decision in time; asked of eve, until 2023-11-14 22:14:20 UTC: perdure approve ap-1 --by WHO",
         ),
         (
             AttentionNeeded("in_doubt", "call 4 (charge) may have happened"),

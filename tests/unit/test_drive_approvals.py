@@ -622,7 +622,7 @@ def test_with_four_eyes_whoever_the_run_acts_for_is_not_the_one_who_decides(tmp_
     refunds = Refunds(approval=Approval(four_eyes=True))
 
     async def decide(app: Perdure) -> None:
-        with pytest.raises(NotPermitted, match="second pair of eyes"):
+        with pytest.raises(NotPermitted, match="needs a second person"):
             await approve(app, by="user:17")
         await approve(app, by="ann")
 

@@ -97,7 +97,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
     [
         (DIGITS, "has 5,000 digits"),
         (b'{"a":[' + DIGITS + b"]}", "has 5,000 digits"),
-        (b'{"a":1,"a":2}', "the key 'a' stands twice"),
+        (b'{"a":1,"a":2}', "the key 'a' occurs twice"),
         (b"NaN", "NaN is not a number"),
         (b"[-Infinity]", "-Infinity is not a number"),
         (b"1e999", "which JSON cannot hold"),
@@ -188,7 +188,7 @@ def test_a_line_that_is_no_message_ends_the_process_and_the_call_is_in_doubt(lia
     call = a_call()
     kind, message = failure_of(performed(liars.lies, raw(line), call=call))
     assert kind == "process_died"
-    assert "the process of tool lies was ended, because it wrote into perdure's own pipe what is no message: " in message
+    assert "the process of tool lies was ended, because it wrote something that is no message into perdure's own pipe: " in message
     assert len(message) <= MAX_MESSAGE_CHARS
     assert call.usage is None
 
@@ -263,7 +263,7 @@ def test_a_result_before_the_tool_has_begun_is_no_message(tmp_path):
     (tmp_path / "early.py").write_text(source + "write(b'R1:7\\n')\nos._exit(0)\n")
     kind, message = failure_of(performed(module.early))
     assert kind == "process_died"
-    assert "which it may not say, or not now" in message
+    assert "which the protocol does not allow, or not now" in message
 
 
 # --- what the tool says for itself is believed, within bounds ----------------------------------------------------------------

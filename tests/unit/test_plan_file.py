@@ -113,7 +113,7 @@ def test_a_broken_file_is_told_with_its_name(tmp_path: Path, text: str | bytes, 
     ("text", "said"),
     [
         ('{"steps": [}', "is not valid JSON"),
-        ('{"steps": [], "steps": []}', "the key 'steps' stands twice"),
+        ('{"steps": [], "steps": []}', "the key 'steps' occurs twice"),
         ("[" * 5000, "nested deeper|not valid JSON"),
         ("[]", r"a plan is an object with its steps, not \[\]"),
         ('{"n": NaN}', "NaN is not a number"),

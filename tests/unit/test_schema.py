@@ -87,7 +87,7 @@ def test_each_keyword_lets_in_what_fits_and_nothing_else(schema, fits, does_not)
         ({"b": 1}, {"properties": {"a": {}}, "additionalProperties": False}, "the field b is unknown; there may be a"),
         ({"a": [{"b": "x"}]}, {"properties": {"a": {"items": {"properties": {"b": {"type": "null"}}}}}}, "a[0].b: must be null"),
         ([1], {"items": False}, "[0]: must not be there"),
-        (7, {"oneOf": [{"type": "integer"}, {"minimum": 5}]}, "fits more than one of the things that it may be"),
+        (7, {"oneOf": [{"type": "integer"}, {"minimum": 5}]}, "fits more than one of the allowed forms"),
     ],
 )
 def test_what_is_wrong_is_said_in_words_that_a_person_understands(value, schema, said):

@@ -224,7 +224,7 @@ def test_a_host_is_a_name_and_nothing_else(tmp_path, host):
         ("PERDURE_QUEUES", "reports=5", "PERDURE_QUEUES is not valid JSON"),
         ("PERDURE_QUEUES", "[]", "the environment variable PERDURE_QUEUES is '[]'; it must be a table of queues"),
         ("PERDURE_QUEUES", '{"a": {"concurrency": "5"}}', "PERDURE_QUEUES: a.concurrency is '5'; it must be a whole number"),
-        ("PERDURE_QUEUES", '{"a": {}, "a": {}}', "the key 'a' stands twice"),
+        ("PERDURE_QUEUES", '{"a": {}, "a": {}}', "the key 'a' occurs twice"),
         ("PERDURE_ROLES", '{"finance": "ann"}', "PERDURE_ROLES: finance is 'ann'; it must be a list of names"),
     ],
 )

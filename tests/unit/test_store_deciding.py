@@ -33,8 +33,8 @@ def settlements(events: list[Event]) -> Counter[str]:
     return Counter(event.body.approval for event in events if isinstance(event.body, ApprovalDecided | ApprovalExpired | ApprovalWithdrawn))
 
 
-def give_up(store: Store, hand: Hand) -> None:
-    """Journal all that has arrived and let the run go."""
+def release_run(store: Store, hand: Hand) -> None:
+    """Journal all that has arrived and release the run."""
     letters = store.inbox("w")
     bodies = [letter.body for letter in letters if letter.body is not None]
     row = RowChange("waiting_approval", release=True)
@@ -62,7 +62,7 @@ def test_of_all_who_decide_in_any_order_one_wins_and_the_journal_has_one_settlem
                 if hand is None:
                     hand = hold(store, f"r{n}")
                 else:
-                    give_up(store, hand)
+                    release_run(store, hand)
                     hand = None
             try:
                 DECIDE[way](store, name)
@@ -72,7 +72,7 @@ def test_of_all_who_decide_in_any_order_one_wins_and_the_journal_has_one_settlem
             assert name not in won, f"{way} after {won[name]}"
             won[name] = way
         if hand is not None:
-            give_up(store, hand)
+            release_run(store, hand)
         assert settlements(store.read(f"r{n}")) == Counter(names)
         assert {name: approval(store, name).standing.status for name in names} == {name: OUTCOMES[way] for name, way in won.items()}
     store.close()
@@ -107,7 +107,7 @@ def test_two_who_decide_at_the_same_instant_through_connections_of_their_own(tmp
     assert sorted(n for n, _ in won) == list(range(60))
     assert all(approval(stores[0], f"ap{n}").standing.status == outcome for n, outcome in won)
     if held:
-        give_up(stores[0], hand)
+        release_run(stores[0], hand)
     assert set(settlements(stores[1].read("r")).values()) == {1}
     for store in stores:
         store.close()

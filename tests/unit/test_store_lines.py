@@ -116,7 +116,7 @@ def test_tenants_who_always_have_work_get_the_same_share_however_it_is_claimed(t
     store = open_store("sqlite://")
     sign_on(store, "w")
     made, had = 0, Counter({f"t{n}": 0 for n in range(tenants)})
-    for size, give_up in claims:
+    for size, release in claims:
         for tenant in had:
             for _ in range(size):
                 made += 1
@@ -125,7 +125,7 @@ def test_tenants_who_always_have_work_get_the_same_share_however_it_is_claimed(t
         assert len(claimed) == size
         had.update(one.row.tenant for one in claimed)
         assert max(had.values()) - min(had.values()) <= 1, had
-        if give_up:
+        if release:
             park(store, claimed[0])
     store.close()
 

@@ -33,7 +33,7 @@ class DoesNotRest(PerdureError):
 
 
 class Interrupted(PerdureError):
-    """The agent's own code raised a KeyboardInterrupt: the activation ended in the middle."""
+    """The agent's own code raised a KeyboardInterrupt, which cut the activation short."""
 
 
 class AgentTask(asyncio.Task[Any]):
@@ -78,7 +78,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self.owner = owner
         self.is_interrupt = is_interrupt
         self.tasks: dict[int, AgentTask] = {}  # tasks that are not done, by number
-        # Tasks that were started before asyncio.as_completed asked for them. It asks for them next.
+        # Coroutine → task. `_start_in_order` has started these tasks; asyncio.as_completed has not asked for them.
         self._early: dict[Coroutine[Any, Any, Any], AgentTask] = {}
         # Async generators that the garbage collector found. The time at which the collector finds a generator is not
         # deterministic. If the generator were closed at that time, as asyncio does, the calls of a run would depend on
@@ -95,7 +95,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self.timers_set = 0
         self._running = False
         self._hooked = False  # `hooked` has set the hooks of async generators for a whole replay
-        self.let_go = False  # the machine is being closed: do not report unhandled errors any more
+        self.closing = False  # the machine is being closed: do not report unhandled errors any more
         self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
 
     # -- driven from outside ------------------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
     def go_on(self) -> None:
         """If the agent is just handling the exception of an OS signal, raise that exception again.
 
-        This is called before anything is recorded. Reason: code in an `except` or `finally` block that runs because of
-        a signal must record nothing, because a replay would not run that code.
+        This is called before anything is recorded. A signal may make code in an `except` or `finally` block run. That
+        code must record nothing, because a replay would not run it.
         """
         error = sys.exc_info()[1]
         while error is not None:
@@ -218,7 +218,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         if math.isnan(when) or when > LATEST_S:
-            raise InvalidInput(f"a timer at {when!r} s lies beyond the year 9999; to wait for good, await an asyncio.Event or a call")
+            raise InvalidInput(f"a timer at {when!r} s lies beyond the year 9999; to wait for ever, await an asyncio.Event or a call")
         self.go_on()
         when = max(when, 0.0)  # -inf means the same as any other time in the past
         self.timers_set += 1
@@ -256,9 +256,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
                 if asyncio.iscoroutine(one) and one not in self._early:
                     self._early[one] = self._new_task(one, None, None)
         if coro not in self._early:
-            raise NotAllowedInAgent(
-                "asyncio.as_completed starts what is in a set or an iterator in an order left to chance; give it a list"
-            )
+            raise NotAllowedInAgent("asyncio.as_completed starts the items of a set or an iterator in a random order; give it a list")
 
     def start(self, main: Coroutine[Any, Any, Any]) -> AgentTask:
         """Start the agent's main task. When the task is done, the caller removes it from `tasks`."""
@@ -313,7 +311,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self._exception_handler = handler
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if self.let_go:
+        if self.closing:
             return
         if self._exception_handler is not None:
             self._exception_handler(self, context)

@@ -94,7 +94,7 @@ class Approval:
         self.reason = reason
         self.when = when
         if escalate_expires is not None and not self.escalate_to:
-            raise InvalidInput("Approval(escalate_expires=…) without escalate_to= gives nobody any time")
+            raise InvalidInput("Approval(escalate_expires=…) has no effect without escalate_to=: name the people to ask then")
         self._check()
 
     def _check(self) -> None:
@@ -106,7 +106,7 @@ class Approval:
         if self.on_expiry not in get_args(OnExpiry):
             raise InvalidInput(f"Approval(on_expiry={shown(self.on_expiry)}): one of {', '.join(get_args(OnExpiry))}")
         if self.on_expiry != "reject" and self.expires_us is None:
-            raise InvalidInput(f"Approval(on_expiry={self.on_expiry!r}) without expires= never comes to that; say how long they have")
+            raise InvalidInput(f"Approval(on_expiry={self.on_expiry!r}) has no effect without expires=: say how long they have")
         if (self.on_expiry == "escalate") != bool(self.escalate_to):
             raise InvalidInput('Approval: on_expiry="escalate" and escalate_to= belong together')
         if self.quorum > 1 and self.editable:
@@ -123,11 +123,11 @@ class Approval:
         if not self.four_eyes:
             return None
         if requester is None:
-            return "it needs a second pair of eyes, and nobody knows whose the first is: start the run with actor="
+            return "it needs a second person (four_eyes), and it is not known for whom the run acts: start the run with actor="
         if not self.by or self._suffices(self.by, requester) or self._suffices(self.escalate_to, requester):
             return None
         return (
-            f"{self.quorum} of {', '.join(self.by)} must agree, and without {requester}, for whom the run acts, that cannot be: "
+            f"{self.quorum} of {', '.join(self.by)} must agree, and without {requester}, for whom the run acts, that is impossible: "
             "name more who may decide, or lower the quorum"
         )
 
@@ -180,7 +180,7 @@ class Vote(Struct, frozen=True, gc=False):
 
 
 class Expire(Struct, frozen=True, gc=False):
-    """The time of the approval is over: the approval is pending, or it is granted and not consumed."""
+    """The time of an approval is over. The approval is pending, or it is granted and not consumed."""
 
 
 class Withdraw(Struct, frozen=True, gc=False):
@@ -374,8 +374,8 @@ def _check_permitted(request: ApprovalRequested, vote: Vote, requester: str | No
     if not vote.granted and requester is not None and _is_same(vote.by, requester):
         return  # the person for whom the run acts may always reject
     if vote.granted and request.four_eyes and (requester is None or _is_same(vote.by, requester)):
-        who = f"{vote.by} is who the run acts for" if requester else "it is not known for whom the run acts (start it with actor=)"
-        raise NotPermitted(f"approval {request.approval} needs a second pair of eyes, and {who}")
+        who = f"the run acts for {vote.by}" if requester else "it is not known for whom the run acts (start it with actor=)"
+        raise NotPermitted(f"approval {request.approval} needs a second person (four_eyes), and {who}")
     if not may_decide(request.by, vote.by, vote.roles):
         raise NotPermitted(f"approval {request.approval} is for {', '.join(request.by)} to decide; {vote.by} is not among them")
 
@@ -389,9 +389,9 @@ def _edited(request: ApprovalRequested, facts: ApprovalFacts, vote: Vote) -> byt
     assert facts.input is not None, request.approval
     before, edit = codec.decode(facts.input), vote.edit
     if not isinstance(edit, dict) or not isinstance(before, dict):
-        raise InvalidInput(f"approval {request.approval}: an edit is an object of fields, and so must be what is edited")
+        raise InvalidInput(f"approval {request.approval}: an edit is an object of fields, so the input must be an object too")
     if not vote.granted:
-        raise InvalidInput(f"approval {request.approval}: what is rejected is not edited; say in the note what should change")
+        raise InvalidInput(f"approval {request.approval}: a rejection cannot edit the input; say in the note what should change")
     for name, value in edit.items():
         if name not in request.editable:
             allowed = ", ".join(request.editable) or "nothing"
@@ -407,7 +407,7 @@ def _wrong(facts: ApprovalFacts, before: Any, name: str, value: Any) -> str | No
         whole = codec.decode(facts.schema)
         return json_schema.problem(value, whole.get("properties", {}).get(name, {}), whole.get("$defs", {}))
     if _kind(value) != _kind(before) and not (type(before) is float and type(value) is int):
-        return f"must be {_kind(before)}, as what was asked for"
+        return f"must be {_kind(before)}, like the value in the request"
     return None
 
 

@@ -49,7 +49,7 @@ class Ledger(Struct, frozen=True, gc=False):
     """A budget, and how much of it is spent and reserved."""
 
     run_id: str  # the run that has the budget
-    limits: Limits  # raises included
+    limits: Limits  # with the amounts that people have added
     spent: Amounts
     reserved: Amounts
 

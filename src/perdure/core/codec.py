@@ -56,7 +56,7 @@ _scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # the stub d
 _encode_ascii = json.JSONEncoder(ensure_ascii=True, **_FORM).encode
 _encode_flat = msgspec.json.Encoder(order="sorted").encode
 _decode_text = msgspec.json.Decoder(str).decode
-# In bytes. A document that is not longer cannot contain an integer with too many digits.
+# A document of at most this many bytes cannot contain an integer with too many digits.
 _SHORT = sys.int_info.str_digits_check_threshold
 _SCALARS = frozenset((str, int, bool, type(None)))
 _TEXTUAL = (datetime.datetime, datetime.date, datetime.time)
@@ -202,7 +202,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
-        raise NotEncodable(f"the key {next(n for n in names if names.count(n) > 1)!r} stands twice in one object")
+        raise NotEncodable(f"the key {next(n for n in names if names.count(n) > 1)!r} occurs twice in one object")
     return found
 
 

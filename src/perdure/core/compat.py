@@ -31,15 +31,16 @@ def disown(task: asyncio.Task[Any]) -> None:
 
 
 # -- an agent inside of a task --------------------------------------------------------------------------------------------------
-# Up to Python 3.13 every loop has a current task of its own. From 3.14 on every thread has one: inside a task of the outer
-# loop, the tasks of an agent cannot be entered, and code of the agent that asks for its current task gets a task that is not
-# its own. So the caller leaves the outer task, and enters it again at the end. It does so itself, with C functions alone: an
-# OS signal can raise an exception at the start of every Python function, and the rest of that function would not run.
+# Up to Python 3.13 every loop has its own current task. From 3.14 on every thread has one current task. While a task
+# of the outer loop is current, no task of an agent can be entered, and asyncio.current_task() inside an agent returns
+# the wrong task. So the caller leaves the outer task, and enters it again at the end. The caller uses only C functions
+# for this: an OS signal can raise an exception at the start of every Python function, and the rest of that function
+# would not run.
 if sys.version_info >= (3, 14):
     set_current_task = asyncio.tasks._swap_current_task
 
     def task_to_leave(outer: asyncio.AbstractEventLoop | None) -> asyncio.Task[Any] | None:
-        """The task of the running loop inside which an agent is about to run; None if there is none to leave."""
+        """The outer task that has to be left before an agent runs; None if there is no such task."""
         return None if outer is None else asyncio.current_task(outer)
 
 else:
@@ -48,7 +49,7 @@ else:
         """Never called: there is no task to leave."""
 
     def task_to_leave(outer: asyncio.AbstractEventLoop | None) -> asyncio.Task[Any] | None:
-        """The task of the running loop inside which an agent is about to run; None if there is none to leave."""
+        """The outer task that has to be left before an agent runs; None if there is no such task."""
         return None
 
 
@@ -62,7 +63,7 @@ else:
 if sys.version_info >= (3, 12):
 
     def begun(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """A new task that has made its first step, where that can be."""
+        """A new task. If possible, its first step has already run."""
         if loop.get_task_factory() is None and asyncio.current_task(loop) is None:
             return asyncio.Task(coroutine, loop=loop, name=name, eager_start=True)
         return loop.create_task(coroutine, name=name)
@@ -71,7 +72,7 @@ else:
     _entered: dict[asyncio.AbstractEventLoop, asyncio.Task[Any]] = asyncio.tasks._current_tasks  # type: ignore[attr-defined]
 
     def begun(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """A new task that has made its first step, where that can be."""
+        """A new task. If possible, its first step has already run."""
         task: asyncio.Task[None] = loop.create_task(coroutine, name=name)
         # Python 3.11 has no eager_start. There a new task puts its first step at the end of the loop's queue. Take the
         # step from the queue and call it as the loop would do. That is possible only if the queue exists (uvloop has a

@@ -330,10 +330,7 @@ def is_not_ready(failure: Failure) -> bool:
 
 
 def cost_of(call: CallState, said: Usage | None) -> Usage | None:
-    """What is charged for an attempt that happened or may have happened.
-
-    That is the usage that the attempt reported. If the attempt reported none, it is the estimate.
-    """
+    """What is charged for an attempt that happened or may have happened: the reported usage, or else the estimate."""
     return call.estimate if said is None else said
 
 

@@ -98,7 +98,7 @@ def describe(error: BaseException, now: datetime | None = None) -> Failure:
 def received(encoded: bytes) -> Failure:
     """Read a failure that another process described. Fields that are too long are cut.
 
-    Raises ValueError if describe() cannot have written this failure.
+    Raises ValueError for a failure that describe() never returns.
     """
     try:
         told = msgspec.convert(parse(encoded, "the failure"), Failure)
@@ -128,7 +128,8 @@ def _classify(error: BaseException, now: datetime | None, depth: int) -> tuple[F
         if known is not error and isinstance(known, BaseExceptionGroup):
             return _classify(known, now, depth - 1) if depth else ("error", None)
         if isinstance(known, ArtifactNotSaved):
-            # The tool may have acted already, so this is never a plain failure. A place that is away may be back later.
+            # The tool may have acted already, so this failure leaves a doubt. If the error is not final, a later
+            # attempt may succeed.
             return ("not_saved" if known.final else "server_error"), None
         status = _status(known)
         if status is not None:

@@ -20,7 +20,7 @@ from perdure.core.events import Event, RunCreated, encode_body
 from perdure.errors import InvalidInput, StoreVersion
 
 MAX_ID_CHARS = 200
-CHAIN_BYTES = 16  # of the hashes in the journal-wide chain
+CHAIN_BYTES = 16  # the length of a hash in the journal-wide chain
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+~=-]*\Z")
 _BELOW = re.compile(r"(?:/(?:[0-9]+|undo))*\Z")  # the parts that child_id and undo_id add
 KEY_SCHEME = 2  # the scheme of new runs; a run keeps the scheme that `run_created` recorded
@@ -160,19 +160,19 @@ def seal(before: bytes, event: Event) -> Sealed:
 
 # -- the journal-wide chain ---------------------------------------------------------------------------------------------------
 class ChainEntry(Struct, frozen=True, gc=False):
-    """The last event of a run in a commit that left the run without a holder."""
+    """An entry of the journal-wide chain: the last event of a run in a commit after which no worker holds the run."""
 
     chain: int
     n: int
     run: int  # the number of the run in its database
     seq: int
     head: bytes  # the first bytes of the event's hash
-    run_id: str | None  # in the first entries of a run
+    run_id: str | None  # set only in the first entries of a run
     link: bytes | None  # None: a later link covers this entry
 
 
 def chain_link(before: bytes, entries: Iterable[ChainEntry]) -> bytes:
-    """The link of the last of these entries. `before` is the last link before them; empty if there is none."""
+    """The link of the last entry. `before` is the last link before these entries; empty if there is none."""
     lines = "".join(f"{one.n}|{one.run}|{one.seq}|{one.head.hex()}|{one.run_id or ''}\n" for one in entries)
     return sha256(before + lines.encode()).digest()[:CHAIN_BYTES]
 

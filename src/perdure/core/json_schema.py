@@ -52,7 +52,7 @@ _DURATION = re.compile(
     re.ASCII,
 )
 _DAYS_OF = {"years": 365, "months": 30, "weeks": 7, "days": 1}
-_MAX_DAYS = timedelta.max.days - 10**6  # the rest is room for hours, minutes and seconds with up to nine digits
+_MAX_DAYS = timedelta.max.days - 10**6  # minus a margin for hours, minutes and seconds with up to nine digits
 
 
 def _reads(pattern: str, read: Callable[[str], Any]) -> Callable[[str], bool]:
@@ -110,7 +110,9 @@ class _Check:
         if not self._fits_here(value, schema):
             return _at(place, f"must be {self._rule(schema)}")
         if isinstance(value, str) and _has_pattern(schema) and len(value) > MAX_PATTERN_CHARS:
-            return _at(place, f"must be text of at most {MAX_PATTERN_CHARS:,} characters, since longer text is not held against a pattern")
+            return _at(
+                place, f"must be text of at most {MAX_PATTERN_CHARS:,} characters, since longer text is not checked against a pattern"
+            )
         below = self._in_object(value, schema, place, depth) if isinstance(value, dict) else None
         if isinstance(value, list):
             below = self._in_list(value, schema, place, depth)
@@ -172,7 +174,7 @@ class _Check:
             if choices and None not in wrongs:
                 return self._nearest(value, schema, choices, wrongs, place)
             if word == "oneOf" and wrongs.count(None) > 1:
-                return _at(place, "fits more than one of the things that it may be")
+                return _at(place, "fits more than one of the allowed forms")
         return None
 
     def _nearest(self, value: Any, schema: dict[str, Any], choices: list[Any], wrongs: list[str | None], place: str) -> str:

@@ -68,7 +68,7 @@ class Circles(Struct, frozen=True):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 10**15):
                 raise InvalidInput(f"Circles({name}={codec.shown(value)}): a whole number of at least {low}")
         if self.usd is not None and self.usd_micros == 0:
-            raise InvalidInput("Circles(usd=0): an amount of at least a millionth; whatever costs anything would count as a circle")
+            raise InvalidInput("Circles(usd=0): an amount of at least a millionth; with 0, every cost would count as a circle")
         if self.repeats is None and self.usd is None and self.tokens is None:
             raise InvalidInput("Circles(): say what counts as a circle: repeats=, usd= or tokens=")
 
@@ -114,7 +114,7 @@ class CircleWatch:
         self.circling: str | None = None
 
     def observe(self, event: Event, call: CallState | None) -> str | None:
-        """Why the run goes in circles, for the first event that shows it. For every other event: None.
+        """Why the run goes in circles, for the first event that shows this. None for every other event.
 
         `call` is the call that the event is about, if there is such a call.
         """

@@ -161,7 +161,7 @@ class CancelAsked(Struct, frozen=True, gc=False):
 Completion = CallCompleted | CallFailed | ApprovalSettled | ChildEnded | SignalArrived | TimerDue | CancelAsked
 
 
-class LetGo(BaseException):
+class MachineClosed(BaseException):
     """Raised inside a waiting agent when its machine is closed. No `except Exception` catches this exception."""
 
 
@@ -270,7 +270,7 @@ class Machine:
                     _fail(opened, ChildFailed(opened.callee.name, number, run_id=run_id, **words))
             case SignalArrived(topic, payload):
                 self.prompts.recorded(payload, self.cause)
-                self._hand_over(topic, codec.decode(payload))
+                self._deliver_signal(topic, codec.decode(payload))
             case TimerDue(timer):
                 if not self._loop.fire(timer):
                     raise UnknownCompletion(f"timer {timer}")
@@ -290,56 +290,56 @@ class Machine:
         run inside the machine, and their commands are dropped. The same is true for the `__del__` of an object to
         which only a pending timer or call of the agent has a reference.
         """
-        self._loop.let_go = not self.finished
+        self._loop.closing = not self.finished
         outer = running_loop()
         outer_task = task_to_leave(outer)
-        struck: list[BaseException] = []
+        interrupts: list[BaseException] = []
         try:
             if outer_task is not None:
                 set_current_task(outer, None)
             set_running_loop(self._loop)
-            self._let_go(struck)
+            self._end_all(interrupts)
         finally:
             try:
                 set_running_loop(outer)
             finally:
                 if outer_task is not None:
                     set_current_task(outer, outer_task)
-        if struck:
-            raise struck[0]
+        if interrupts:
+            raise interrupts[0]
 
-    def _let_go(self, struck: list[BaseException]) -> None:
-        """End every coroutine of the agent. Exceptions of OS signals during that time are collected in `struck`."""
+    def _end_all(self, interrupts: list[BaseException]) -> None:
+        """End every coroutine of the agent. Exceptions that OS signals raise meanwhile are added to `interrupts`."""
         for _ in range(_CLOSE_TRIES):
             suspended = [task for task in list(self._loop.tasks.values()) if _is_open(task)]
-            if not suspended and not self._let_go_of_the_rest(struck):
+            if not suspended and not self._drop_the_rest(interrupts):
                 # This breaks the reference cycle. No code of the agent is left that needs the owner.
                 self._loop.owner = None
                 return
             for task in suspended:
                 # coroutine.close() is not used: if the agent waits in a `finally`, close() fails, and the garbage
-                # collector would end the coroutine later. If the agent waits again, LetGo is thrown again. The class
-                # is thrown and not an instance: an instance and its traceback would form a reference cycle that only
-                # the garbage collector frees.
-                self._unheard(partial(task.get_coro().throw, LetGo), struck)
+                # collector would end the coroutine later. If the agent waits again, the exception is thrown again. The
+                # class is thrown and not an instance: an instance and its traceback would form a reference cycle that
+                # only the garbage collector frees.
+                self._end_one(partial(task.get_coro().throw, MachineClosed), interrupts)
         _UNDYING.append(self._loop)
 
-    def _unheard(self, end: Callable[[], object], struck: list[BaseException]) -> None:
+    def _end_one(self, end: Callable[[], object], interrupts: list[BaseException]) -> None:
         try:
             end()
-        except BaseException as error:  # the agent's own exceptions are dropped from here on
+        except BaseException as error:  # the agent's own exceptions are dropped
             if self._loop.is_interrupt(error):
-                struck.append(error)
+                interrupts.append(error)
 
-    def _let_go_of_the_rest(self, struck: list[BaseException]) -> bool:
+    def _drop_the_rest(self, interrupts: list[BaseException]) -> bool:
         """Drop everything that is left of the agent. Returns True if there was something.
 
-        In that case code may have run that made new calls, so this has to be called again.
+        If it returns True, call it again: code of the agent may have run meanwhile and made new calls.
         """
         for opened in self._open.values():
             _close_unawaited(opened)
         for stray in self._loop.strays:
-            self._unheard(partial(stray.aclose().send, None), struck)
+            self._end_one(partial(stray.aclose().send, None), interrupts)
         left = bool(self._open or self._commands or self._main or self._main_factory)
         self._main = self._main_factory = None
         for held in (self._open, self._commands, self._buffered, self._listening):
@@ -461,7 +461,7 @@ class Machine:
         return [topic for topic, waiting in self._listening.items() if waiting]
 
     def record(self, body: AnyBody) -> None:
-        """Command that this event is recorded in the journal."""
+        """Add a `Record` command: the event is to be recorded in the journal."""
         self._loop.go_on()
         self._commands.append(Record(body))
 
@@ -473,7 +473,7 @@ class Machine:
                 self.cancel_asked = True
             case SignalArrived(topic, payload):
                 self.prompts.recorded(payload, self.cause)
-                self._hand_over(topic, codec.decode(payload))
+                self._deliver_signal(topic, codec.decode(payload))
             case _:
                 raise AssertionError(f"{completion} can only answer an agent that has begun")
 
@@ -519,7 +519,7 @@ class Machine:
             approved = codec.decode(settled.input or opened.input) if granted else None
             opened.future.set_result(Decision(granted, settled.outcome, settled.by, settled.note, approved))
 
-    def _hand_over(self, topic: str, payload: Any) -> None:
+    def _deliver_signal(self, topic: str, payload: Any) -> None:
         waiting = self._listening.get(topic)
         while waiting:
             signal = waiting.popleft()

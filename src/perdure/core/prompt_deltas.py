@@ -25,7 +25,7 @@ from perdure.core.codec import Payload
 from perdure.errors import StoreCorrupt
 
 LONG_CHARS = 200  # for a shorter text, a reference would save too little space
-_SPARE = 256  # how many more cached messages are kept than twice the number of messages in the newest request
+_SPARE = 256  # the cache keeps twice as many messages as the newest request has, plus this many
 _LATELY = 8  # for how many requests the order of messages is kept
 _MOST = 1_000_000  # the most messages of one request: a damaged journal must not fill the memory
 # The first characters of every packed request (JSON keys are sorted). So the preview of a blob is enough to recognise
@@ -132,7 +132,7 @@ class Prompts:
     def _found(self, digest: bytes, place: int) -> tuple[int, int] | None:
         """(call, place) of this message in an earlier request.
 
-        A request with the message at the same place is preferred: there more equal messages follow.
+        A request with the message at the same place is preferred, because more equal messages follow there.
         """
         for number in reversed(self._lately):
             order = self._lately[number].order

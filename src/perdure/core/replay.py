@@ -145,7 +145,7 @@ def _settled(number: int, body: ApprovalDecided | ApprovalExpired | ApprovalWith
         case ApprovalDecided():
             return ApprovalSettled(number, "rejected", body.by, body.note, failure=refusal("rejected", body.by, body.note))
         case ApprovalExpired():
-            return ApprovalSettled(number, "expired", failure=refusal("expired", "somebody" if body.lapsed else None, None))
+            return ApprovalSettled(number, "expired", failure=refusal("expired", "a person" if body.lapsed else None, None))
         case ApprovalWithdrawn():
             return ApprovalSettled(number, "withdrawn", failure=refusal("withdrawn", None, None))
 
@@ -242,9 +242,9 @@ _WAKES = frozenset(
         *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
     )
 )
-# At the last of these events the replay ends, if the event has no recorded statements. From then on the agent states
-# something new, so `patched` is True. A failure that is not final may count here, because a retry follows that
-# failure. `run_released` counts, because the agent had handled everything before the release.
+# The replay ends at the last of these events, if that event has no recorded statements. From then on the agent states
+# something new, so `patched` is True. A failure that is not final belongs to these events, because a retry follows it.
+# `run_released` belongs to them, because the agent had handled everything before the release.
 _PASSES = _WAKES | {RunReleased}
 
 
@@ -371,7 +371,7 @@ def _asked(command: Command) -> str:
         case Finish(outcome):
             return _ending(outcome)
         case Abandon(number):
-            return f"giving up call {number}"
+            return f"the end of its wait for call {number}"
 
 
 def _ending(outcome: Succeeded | Failed | Cancelled) -> str:

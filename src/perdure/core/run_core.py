@@ -166,7 +166,8 @@ _LEDGER_AGAIN_US = 500_000
 _LEDGER_PATIENCE_US = 900_000_000
 _LONGEST_SLEEP_US = 60_000_000  # a longer sleep would notice a jump of the wall clock too late
 _SHORTEST_SLEEP_US = 1_000  # work that is due may still wait for something slow: without a sleep the core would spin
-_NEWS = frozenset((ChildFinished, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn))  # more of the kind may follow soon
+# After one of these events, more of them may follow soon.
+_NEWS = frozenset((ChildFinished, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn))
 _UNBEGUN = ("proposed", "approved", "retry_wait", "idle", "failing")
 
 
@@ -233,7 +234,7 @@ class RunCore:
         self._stored = blobs
         self._machine: Machine | None = None
         self._watch: CircleWatch | None = None
-        # Inputs that arrived and are not handled yet, and the answers for which the core waits first.
+        # Inputs that are not handled yet, and the answers that the core needs before it handles them.
         self._arrived: deque[Input] = deque()
         self._seen: set[int] = set()  # ids of inbox rows that arrived: the same row may be read and arrive again
         self._turn: Asking[None] | None = None  # the turn that waits for an answer to its question
@@ -256,7 +257,7 @@ class RunCore:
         # comment that begins with → describes the value of the dict.
         self._asked: dict[int, Asked] = {}
         self._unwanted: set[int] = set()  # calls, approvals and children that the agent has stopped waiting for
-        self._orphans: set[int] = set()  # approvals to withdraw and children to cancel, once their creation is durable
+        self._unneeded: set[int] = set()  # approvals to withdraw and children to cancel, once they are durable
         self._due: list[int] = []  # calls whose intent is recorded: they begin after the next append
         self._running: set[int] = set()  # calls with an attempt under way
         self._hooks: dict[int, int] = {}  # → the attempt that the reconcile hook is being asked about
@@ -348,11 +349,11 @@ class RunCore:
         self._machine = None
         return ParkedRun(last, self.state, machine, self._watch, self._asked, self._unwanted, self._compared)
 
-    def hand_over(self) -> None:
-        """Begin no new call from now on.
+    def begin_release(self) -> None:
+        """Begin no new call from now on, because the run is to be released.
 
-        The input `Drain` does this too, but the core may handle that input late: an append may become durable before,
-        and the calls of that append must not begin. So an engine calls this method at once, before it sends `Drain`.
+        The input `Drain` does this too, but the core may handle that input late. In between, an append may become
+        durable, and the calls of that append must not begin. So an engine calls this method before it sends `Drain`.
         """
         self.closing = self.closing or PendingRelease("queued", "another worker: the one before was drained")
 
@@ -389,8 +390,8 @@ class RunCore:
                     self._seen.add(row.inbox_id)
                     self._arrived.append(given)
             case Drain():
-                self.hand_over()
-                self._let_hooks_wait()
+                self.begin_release()
+                self._drop_unasked_hooks()
             case StopAttempts():
                 self._stop_all()
             case ClockReached():
@@ -421,10 +422,10 @@ class RunCore:
             except Exception as error:
                 self._go_wrong(error)
             closing = self.closing
-        if self._orphans and not self._events and not self._consumed:
-            self._let_orphans_go()
+        if self._unneeded and not self._events and not self._consumed:
+            self._end_unneeded()
         may_begin = closing is None or closing.attention == "budget"
-        if (self._due or self._precious or self._orphans) and may_begin and self.state.status not in FINISHED:
+        if (self._due or self._precious or self._unneeded) and may_begin and self.state.status not in FINISHED:
             self._append(None)
         elif not self._running and not self._hooks and (closing is not None or not self._due):
             yield from self._rest()
@@ -767,7 +768,7 @@ class RunCore:
     def _abandon(self, number: int, stop: bool) -> Asking[None]:
         state = self.state
         if number in state.alive or number in state.pending:
-            self._orphans.add(number)
+            self._unneeded.add(number)
         elif number in state.open:
             call = state.open[number]
             # An attempt with an effect is not stopped, unless the whole run is cancelled.
@@ -779,7 +780,7 @@ class RunCore:
         number = call.number
         if call.phase == "approved":
             self._forget(number)  # the call may be waiting for its rate limit
-            self._orphans.add(number)
+            self._unneeded.add(number)
             return
         if call.doubtful:
             # An earlier attempt may have happened: the doubt remains although the agent has stopped waiting. After a
@@ -934,13 +935,13 @@ class RunCore:
             asked = self._asked[number] = CallTool(number, asked.tool, self._load(ask.input))
         if call.phase == "awaiting_approval":
             if not wanted:
-                self._orphans.add(number)  # if the call is wanted, nothing is to do here: `_expiries` has its approval
+                self._unneeded.add(number)  # if the call is wanted, `_expiries` has its approval
             return
         if call.phase == "approved":
             if wanted:
                 yield from self._start_approved(call)
             else:
-                self._orphans.add(number)
+                self._unneeded.add(number)
             return
         if call.phase in ("proposed", "failing") and wanted and ask is None and not call.begun and asked.tool.approval is not None:
             asks = asked.tool.asks(asked.args)
@@ -981,12 +982,12 @@ class RunCore:
                     self._doubt(call, f"{why}; {call.doubt}"[:500] if call.doubt else why)
 
     def _doubt(self, call: CallState, why: str) -> None:
-        # The claim, if the doubt is about an attempt of an earlier worker; else what last happened to the call.
+        # If an earlier worker made the attempt, the cause is the claim. If not, it is the last event of the call.
         cause = max(self._claimed_seq, call.last_seq)
         self._record(ToolCallInDoubt(call.attempt, why, progress=self._stored_progress(call)), call=call.number, cause=cause)
 
     def _stored_progress(self, call: CallState) -> Payload | None:
-        """The stored progress of the attempt, if the attempt was cut off. It is returned once: then an event has it."""
+        """The stored progress of the attempt, if the attempt was cut off. Returned once, to be recorded."""
         progress = self._cut_off.pop((call.number, call.attempt), None)
         return None if progress is None else self._pack(progress)
 
@@ -1003,7 +1004,7 @@ class RunCore:
         if self._was_lost(call):
             cause = self._lose(call)
         elif call.effect == "keyed" and (call.number, call.attempt) in self._cut_off:
-            # The call is sent again with the same key. This event records the progress of the attempt that was cut off.
+            # The call is sent again with the same key. This event records the progress of the lost attempt.
             self._doubt(call, "its worker died inside it")
             cause = call.last_seq
         barrier = None
@@ -1109,7 +1110,7 @@ class RunCore:
         self._hook_due[call.number] = self._mono + after_us
         self._out.ask += (self._begin_of(call, after_us),)
 
-    def _let_hooks_wait(self) -> None:
+    def _drop_unasked_hooks(self) -> None:
         """Drop the hooks that were not asked yet: the next worker asks these hooks."""
         waiting = [number for number in self._hooks if self._hook_due[number] > self._mono]
         for number in waiting:
@@ -1167,7 +1168,7 @@ class RunCore:
         # The event keeps the event id that the sender chose. If the sender does not know whether its post was written,
         # it searches for that id.
         event_id = row.event_id or None
-        # Post that answers nothing in this journal has the event before it as its cause, as when the store appends it.
+        # The cause of post that answers no event of this journal is the event before it. The store uses the same rule.
         before = state.seq
         match body:
             case CancelRequested() if state.cancel is None:
@@ -1390,21 +1391,21 @@ class RunCore:
             self._settling.add(ask.number)
             self._out.settle += (Settle(ask.number, ask.request.approval, how),)
 
-    def _let_orphans_go(self) -> None:
+    def _end_unneeded(self) -> None:
         """Withdraw the approvals and cancel the children that the agent no longer waits for.
 
         This is called only when every recorded event is durable: before that, these approvals and children may not
         exist in the store.
         """
-        orphans, self._orphans = self._orphans, set()
+        unneeded, self._unneeded = self._unneeded, set()
         state = self.state
-        for number in sorted(orphans.intersection(state.asks)):
+        for number in sorted(unneeded.intersection(state.asks)):
             ask = state.asks[number]
             if ask.pending or (number in state.open and state.open[number].phase == "approved"):
                 self._withdrawn.add(number)
                 self._settle(ask, Withdraw())
         reason = (state.cancel.reason if state.cancel else None) or "its parent does not wait for it any more"
-        for number in sorted(orphans.intersection(state.alive)):
+        for number in sorted(unneeded.intersection(state.alive)):
             self._out.cancel += (CancelChild(state.alive[number].run_id, reason),)
 
     # -- time -----------------------------------------------------------------------------------------------------------
@@ -1555,7 +1556,7 @@ class RunCore:
     def _record(self, body: AnyBody, *, cause: int, call: int | None = None, event_id: str | None = None) -> Event:
         """Record an event. The state contains the event at once, and the next append makes the event durable.
 
-        `cause` is the seq of an earlier event of this journal: the answer to "why did this happen?" for `perdure trace`.
+        `cause` is the seq of an earlier event of this journal. `perdure trace` shows it as the reason of this event.
         """
         state = self.state
         event = Event(state.seq + 1, event_id or next(self._ids), self._now, state.epoch, call, cause, body)
@@ -1568,7 +1569,7 @@ class RunCore:
         return event
 
     def _forget_arguments(self, number: int) -> None:
-        """Keep the arguments and progress of open calls alone: the journal has the others, and a run may make very many calls."""
+        """Drop the arguments and progress of an ended call: the journal has them, and a run may make many calls."""
         del self._asked[number]
         ended = self.state.calls.get(number)
         if ended is not None:
@@ -1665,10 +1666,10 @@ class RunCore:
                 self._released = sent.events[-1] if sent.events else None
                 self._out.end = Rested(state.over if row.attention == "budget" else None)
                 return
-        if self._orphans:
+        if self._unneeded:
             # Do this now, and not in the next turn that records nothing. If calls answer quickly, one append follows
             # the other, and such a turn may not come for a long time.
-            self._let_orphans_go()
+            self._end_unneeded()
         if answer.begun:
             self._running.update(starting)
             for number in starting:

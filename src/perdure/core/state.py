@@ -237,14 +237,14 @@ class ChildState(Struct, gc=False):
     ended_at: int = 0
 
 
-_NOBODYS = CallKeys("", "")
+_NO_KEYS = CallKeys("", "")
 
 
 class RunState(Struct, gc=False, eq=False):
     """A run as of its last folded event."""
 
     created: RunCreated | None = None
-    keys: CallKeys = _NOBODYS  # derives the keys of the run's calls; set by `run_created`
+    keys: CallKeys = _NO_KEYS  # derives the keys of the run's calls; set by `run_created`
     status: Status = "queued"
     seq: int = 0
     epoch: int = 0
@@ -265,7 +265,7 @@ class RunState(Struct, gc=False, eq=False):
     pins: dict[str, str] = {}  # tool → the pin that was recorded last: at the first call, or when the pin changed
     pin_changes: list[PinChanged] = []
     patches: set[str] = set()
-    budget: Limits | None = None  # raises included
+    budget: Limits | None = None  # with the amounts that people have added
     over: BudgetExceeded | None = None
     attempts: int = 0  # how many attempts began or may have begun
     busy_us: int = 0

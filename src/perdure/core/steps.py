@@ -47,7 +47,7 @@ class InboxRow(Struct, frozen=True, gc=False):
 
 
 class ParkedRun(Struct, frozen=True, eq=False):
-    """What an engine may keep in memory of a run that it has parked: the next claim goes on from here without a replay.
+    """What an engine may keep in memory of a parked run, so that the next claim continues without a replay.
 
     The journal stays the only truth. An engine uses a parked run only if `last` is still an event of the journal, and
     if no other worker has claimed the run since (`goes_on_from`). A worker that keeps nothing replays the journal.
@@ -76,7 +76,7 @@ class JournalRead(Struct, frozen=True, gc=False):
     events: Sequence[Event]  # the whole journal; with `parked`, the events after `parked.last`
     budgets: frozenset[str] = frozenset()  # ids of the runs whose budgets apply to this run: itself and its ancestors
     reserved: Amounts = NOTHING  # what the ledgers have reserved for the run's open calls
-    crashes: int = 0  # the count of crashes in the run's row
+    crashes: int = 0  # the number of crashes in the run's row
     epoch: int | None = None  # the epoch of the claim; None: the last epoch in the journal is the epoch of the claim
     parked: ParkedRun | None = None
     # (call, attempt) → the stored progress of an attempt that was cut off, as JSON. The journal does not have it yet.
@@ -213,7 +213,9 @@ class Begin(Struct, frozen=True, gc=False):
     # wait before a hook's "not found" counts (`decide.quiet_after_s`) includes that delay.
     covered_s: float = 0.0
     after_us: int = 0  # only for a hook: ask the hook after this many microseconds
-    last_progress: bytes | None = None  # what an earlier attempt of the call last reported, as JSON; for a hook: the last attempt
+    # The last progress that an earlier attempt of the call reported, as JSON. A hook gets the progress of the last
+    # attempt.
+    last_progress: bytes | None = None
 
 
 class Transaction(Struct, frozen=True, gc=False):

@@ -60,10 +60,9 @@ def is_poison(crashes: int, crashes_alone: int, limit: int) -> bool:
 
     Yes, after `limit` deaths in a row, if the run was the worker's only suspect in enough of these deaths.
 
-    The first two deaths only make the run a suspect; the other runs of those workers do not matter. In the remaining
-    deaths, and in at least one death, the run must have been the only suspect. So a run that was only in a group with
-    a poisonous run is never blamed. With the default limit of 5, the run must have been the only suspect in three
-    deaths. An innocent suspect that is alone is also not blamed for a new poisonous run in the same worker: that run
-    is a suspect itself after two deaths.
+    The first two deaths only make the run a suspect; the other runs of those workers do not matter. "Enough" means: in
+    as many deaths as remain after these two, and in at least one. With the default limit of 5, that is three deaths.
+    So a run that only shared its group with a poisonous run never counts as poison. If a new run starts to kill the
+    worker of an innocent suspect, that new run is a suspect after two deaths, and the innocent one is not alone.
     """
     return crashes >= limit and crashes_alone >= max(limit - SUSPECT_CRASHES, 1)

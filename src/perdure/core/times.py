@@ -15,7 +15,7 @@ def utc(us: int) -> datetime:
 
 
 def utc_within(us: int) -> datetime:
-    """Like `utc`, but never raises: times before 1970 and after 9999 are shown as those. A damaged row may hold any number."""
+    """Like `utc`, but limited to the years 1970 to 9999. Never raises: a damaged row may hold any number."""
     return utc(min(max(us, 0), LATEST_US))
 
 

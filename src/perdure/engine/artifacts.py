@@ -1,12 +1,12 @@
 """Artifacts of calls: where their bytes go, and who may open them.
 
-Saving: up to `artifact_database_bytes` the bytes go into the journal's database, chunk by chunk. Beyond that they go
-to the place that the setting `artifacts` names. If the size is not known before, the first chunks go into the database
-and move out when the limit is reached.
+Saving: an artifact of up to `artifact_database_bytes` goes into the journal's database, chunk by chunk. A larger one
+goes to the place that the setting `artifacts` names. If the size is not known in advance, the first chunks go into the
+database. When the limit is reached, they are moved to that place.
 
-Opening: a pointer is only a claim, since a model or a caller can write any pointer. The row in the database decides:
-the artifact must be saved, of the run's tenant, used by the run's family, and have the size, the hash and the
-content type of the pointer. Otherwise the answer is always the same NotFound, so that it tells nothing about the artifacts of others.
+Opening: a pointer proves nothing, since a model or a caller can write any pointer. The row in the database decides.
+The artifact must be saved, belong to the run's tenant, be used by the run's family, and have the size, the hash
+and the content type of the pointer. In every other case the same NotFound is raised, so that it reveals nothing about other artifacts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Vaults:
-    """The vaults of one worker's calls. They share the threads on which async tools wait for the bytes."""
+    """The vaults of one worker's calls. They share the threads that do the blocking work of async tools."""
 
     def __init__(self, store: Store, settings: Settings, clock: Clock) -> None:
         self.store = store
@@ -56,7 +56,7 @@ class RunVault(OfHandle):
     """Opens artifacts for one run, and saves none."""
 
     def __init__(self, reading: Reading, run_id: str, ask: AskReading, tenant: str | None) -> None:
-        """`tenant`: whose run it has to be; None: the caller may see the runs of all tenants."""
+        """`tenant`: the run must belong to this tenant. None: the caller may see the runs of all tenants."""
         self._reading = reading
         self._run_id = run_id
         self._ask = ask
@@ -77,7 +77,7 @@ class RunVault(OfHandle):
 
 
 class CallVault:
-    """Saves artifacts of one call, and opens those of its family."""
+    """Saves artifacts of one call, and opens artifacts that the family of its run may use."""
 
     def __init__(self, vaults: Vaults, call: Call) -> None:
         self._vaults = vaults
@@ -115,7 +115,8 @@ class NewArtifact:
             *(self._id, call.run_id, call.tenant, call.number, call.attempt, "saving", place, name),
             *(None, None, content_type, vaults.clock.now()),
         )
-        # The row comes before the first byte, in whatever place: from here on a crash leaves an orphan that can be found.
+        # The row is written before the first byte, for every place. So a crash from here on leaves an orphan that can
+        # be found.
         self._do(lambda: self._store.begin_artifact(row))
         if outside:
             self._writer = self._do(lambda: open_place(self._place_url).create(self._id))
@@ -141,13 +142,13 @@ class NewArtifact:
             self._add_chunk(bytes(self._rest))
             self._rest.clear()
         digest = self._sum.digest()
-        # All bytes are durable. Only now the row says so, and only after that the event can name the artifact.
+        # All bytes are durable. Now the row may say so, and after that an event may name the artifact.
         self._do(lambda: self._store.finish_artifact(self._id, digest, self._size))
         return Artifact(uri_of(self._id), digest.hex(), self._size, self._content_type)
 
     def discard(self) -> None:
         if self._writer is not None:
-            self._writer.give_up()
+            self._writer.abandon()
         try:
             if self._store.doom_artifact(self._id):
                 row = self._store.artifact(self._id)
@@ -155,7 +156,7 @@ class NewArtifact:
                     open_place(row.place).delete(row.object)
                 self._store.delete_artifact(self._id)
         except (PerdureError, OSError):
-            pass  # it stays as an orphan, or is doomed: a later prune deletes it
+            pass  # the artifact stays as an orphan, or in the state `deleting`: a later prune deletes it
 
     def _add_chunk(self, data: bytes) -> None:
         number = self._chunks
@@ -163,7 +164,7 @@ class NewArtifact:
         self._chunks += 1
 
     def _move_out(self) -> None:
-        """The limit of the database is reached: move what is there to the place, chunk by chunk."""
+        """The limit of the database is reached: move the chunks from the database to the place, one by one."""
         if not self._place_url:
             raise self._too_large(f"more than {self._limit:,} bytes")
 
@@ -172,7 +173,7 @@ class NewArtifact:
             for number in range(self._chunks):
                 chunk = self._store.artifact_chunk(self._id, number)
                 if chunk is None:
-                    raise StoreCorrupt(f"artifact {self._id}: chunk {number} is gone while it is saved")
+                    raise StoreCorrupt(f"artifact {self._id}: chunk {number} is missing, although the artifact is still being saved")
                 writer.write(chunk)
             writer.write(bytes(self._rest))
             self._store.place_artifact(self._id, self._place_url, self._id)
@@ -201,7 +202,7 @@ class NewArtifact:
 
 
 def opened(reading: Reading, artifact: Artifact, run_id: str, tenant: str | None = None) -> Iterator[bytes]:
-    """The bytes of the artifact for a call of this run, in chunks. The last chunk comes after the check of the hash."""
+    """The bytes of the artifact for a call of this run, in chunks. The hash is checked before the last chunk."""
     row = allowed(reading, artifact, run_id, tenant)
     total, size = hashlib.sha256(), 0
     held: bytes | None = None
@@ -220,7 +221,7 @@ def opened(reading: Reading, artifact: Artifact, run_id: str, tenant: str | None
 
 
 def allowed(reading: Reading, artifact: Artifact, run_id: str, tenant: str | None = None) -> ArtifactRow:
-    """The row of the artifact, if this run may open it. NotFound in every other case, without a difference."""
+    """The row of the artifact, if this run may open it. In every other case the same NotFound is raised."""
     row, run = reading.artifact(artifact.id), reading.get(run_id)
     if (
         row is None

@@ -1,4 +1,4 @@
-"""Artifacts, checked from outside: orphans that no event names, and artifacts that events name and that are damaged."""
+"""Checks artifacts: finds orphans, and damaged artifacts that events name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.inspect.text import plural
 from perdure.store.api import FINISHED, ArtifactRow
 from perdure.tool.artifact import ids_in, pointers_in
 
-_LOOKED_AT = 1_000  # of so many runs `perdure doctor` reads the journals; `perdure prune --orphans` reads all
+_LOOKED_AT = 1_000  # how many runs `perdure doctor` checks; `perdure prune --orphans` checks all runs
 
 
 class Orphan(Struct, frozen=True):
@@ -34,14 +34,14 @@ class Orphan(Struct, frozen=True):
 def orphans(store: Reading, runs: float = math.inf) -> Iterator[Orphan]:
     """All orphans, or those of the first `runs` runs that have saved artifacts.
 
-    An artifact of an attempt under way is no orphan: its event may come. So a call counts only when it has ended, and
-    a call that is in doubt has not: a reconcile hook or a person may still name the artifact.
+    An artifact of an attempt under way is no orphan: an event may still name it. So only artifacts of calls that have
+    ended count. A call in doubt has not ended: a reconcile hook or a person may still name the artifact.
     """
     after, seen = "", 0
     while seen < runs and (page := store.artifact_runs(after)):
         after, seen = page[-1], seen + len(page)
         for run_id in page:
-            # The artifacts are read before the journal: an attempt that ends meanwhile is in the journal then.
+            # Read the artifacts before the journal: if an attempt ends in between, the journal has its end.
             rows = [row for row in store.artifacts_of(run_id) if row.state != "deleting"]
             yield from (Orphan(row.artifact, row.run_id, row.call, row.attempt, row.size) for row in _orphans(store, run_id, rows))
 
@@ -72,7 +72,7 @@ def _json(store: Reading, payload: Payload) -> bytes:
 
 
 def artifact_problem(store: Reading, run_id: str, events: list[Event]) -> str | None:
-    """In words: the first artifact that the run saved and its journal names, and that cannot be read as it was saved."""
+    """The first damaged artifact that the run saved and its journal names, in words; None if there is none."""
     own = {row.artifact for row in store.artifacts_of(run_id)}
     if not own:
         return None

@@ -1,8 +1,8 @@
 """What the journal-wide chain says: was the end of a journal cut off, was a run deleted, is the chain itself whole?
 
-A run's own hash chain cannot show that its last events are gone and that its row was changed to match. The journal-wide
-chain has the last event of each run as of every release. A user with write access to everything can compute the whole
-chain again; only heads of the chain that were kept in another place show that (`perdure verify --against`).
+If the last events of a run were deleted, and its row was changed to match, the run's own hash chain cannot show that.
+The journal-wide chain can: at each release it gets the last event of the run. A user with write access to everything
+can compute the whole chain again. Only heads of the chain that were kept elsewhere show it (`verify --against`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ChainHead(Struct, frozen=True):
 
 
 def chain_heads(store: Reading) -> list[ChainHead]:
-    """The present head of each chain, to be kept in another place."""
+    """The current head of each chain, to be kept in another place."""
     ends = [(end.chain, end.n, end.link or b"") for end in store.chain_ends()] or [(0, 0, b"")]
     heads = []
     for chain, n, link in ends:
@@ -53,7 +53,7 @@ def read_heads(file: str) -> list[ChainHead]:
 
 
 def chain_problems(store: Reading, kept: Sequence[ChainHead] = ()) -> Iterator[str]:
-    """What is wrong with the chain itself, in words; also if a head that was kept elsewhere is not in it."""
+    """What is wrong with the chain itself, in words. A kept head that is not in the chain is a problem too."""
     wanted = {(head.chain, head.n): head.link for head in kept}
     chain, n, before = None, 0, b""
     open_: list[ChainEntry] = []  # the entries since the last link

@@ -1,7 +1,7 @@
-"""What has to be written so that the rows of a run agree with its journal. It is computed here; the store writes it.
+"""Computes a repair: what the store has to write so that the rows of a run agree with its journal.
 
-The journal is the truth, so only a run whose journal is sound can be repaired. What lies in other journals (a child that
-is gone, a parent that does not know its child) cannot be computed from this one.
+Only a run whose journal is undamaged can be repaired. A problem in another journal (a child is missing, a parent does
+not know its child) cannot be repaired with this journal.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from perdure.store.api import ApprovalRepair, ApprovalRow, Ledger, Repair, RunRo
 
 
 def plan_repair(store: Reading, row: RunRow) -> Repair | None:
-    """The repair of the run's row, its approvals and its budget.
+    """The repair of the run's row, approvals and budget.
 
-    None: there is nothing to repair, or the journal is damaged, or the journal-wide chain says that its end was cut off.
+    None: there is nothing to repair, or the journal is damaged, or its end was cut off (by the journal-wide chain).
     """
     if row.run_id in missing_ends(store, row.run_id)[0]:
-        return None  # the run would go on from the shorter journal, and make its last effects again
+        return None  # the run would continue from the shorter journal, and repeat its last effects
     stored = store.stored(row.run_id)
     verdict, checked = verify_journal(row, stored, store.blob)
     if verdict.problem is not None:
@@ -90,7 +90,7 @@ def _found(store: Reading, approval: str) -> ApprovalRow | None:
 
 
 def _right_ledger(store: Reading, row: RunRow, state: RunState) -> Ledger | None:
-    """The run's own budget by the journals of the run and of all runs below it. None: by its journal it has none."""
+    """The ledger of the run's own budget, from the journals of the run and all runs below. None: it has no budget."""
     if state.budget is None:
         return None
     ledgers = store.ledgers(row.run_id)
@@ -109,7 +109,7 @@ def _family(store: Reading, run_id: str) -> Iterator[RunState]:
         events = store.read(run_id)
         yield fold(events)
     except PerdureError:
-        return  # its own repair, or verify, tells what is wrong with it
+        return  # the check of that run itself reports what is wrong
     for event in events:
         if isinstance(event.body, ChildStarted):
             yield from _family(store, event.body.run_id)

@@ -1,13 +1,14 @@
 """Artifacts: the rows of large bytes that tools have saved, and the bytes themselves in chunks, up to a limit.
 
-The order of writes is the promise: first the row, then the bytes, then the row says `saved`, and only then the event
-that names the artifact is appended. A crash leaves at most an artifact that no event names, an orphan. Its row leads
-to its bytes, so `perdure prune --orphans` finds both; the prune of the run deletes it, too.
+An event never names missing bytes, because of the order of the writes: first the row, then the bytes, then the state
+`saved` in the row, and last the event that names the artifact. A crash leaves at most an orphan: an artifact that no
+event names. Its row says where its bytes are, so `perdure prune --orphans` deletes both. So does the prune of its run.
 
-Deletion goes the other way: a transaction marks the row as `deleting`, then the bytes are deleted, then the row. After
-a crash the next prune goes on.
+A deletion also begins with the row: the row gets the state `deleting`, then the bytes are deleted, then the row. After
+a crash the next prune continues.
 
-Who may open an artifact, and how long it stays, is one fact: the families that use it (`perdure_artifact_uses`).
+The table `perdure_artifact_uses` says which families use an artifact. Only these families may open the artifact. It is
+kept as long as one of them uses it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from perdure.store.part import Part
 from perdure.store.places import open_place
 
 CHUNK_BYTES = 1 << 20
-_CHUNKS_AT_A_TIME = 64  # a deletion of a huge artifact must not hold the write lock for long
+_CHUNKS_AT_A_TIME = 64  # how many chunks one transaction deletes: it must not hold the write lock for long
 
 
 def root_of(run_id: str) -> str:
@@ -32,9 +33,9 @@ def root_of(run_id: str) -> str:
 
 
 def use(cursor: Cursor, run_key: int, tenant: str, named: Sequence[str], needed: Sequence[str] = ()) -> None:
-    """Let the family with this root use the artifacts, inside the caller's transaction.
+    """Record that the family with this root uses the artifacts, inside the caller's transaction.
 
-    An artifact of another tenant counts as not there. NotFound if one of `needed` is not there.
+    An artifact of another tenant counts as missing. NotFound if one of `needed` is missing.
     """
     if not named:
         return
@@ -127,7 +128,7 @@ class Artifacts(Part):
     def delete_artifact(self, artifact: str) -> None:
         rows = self._database.read("artifact", (artifact,))
         chunks = 0 if not rows else -(-(ArtifactRow(*rows[0]).size or 0) // CHUNK_BYTES)
-        # From the end, some at a time: each transaction holds the write lock only briefly.
+        # Delete a few chunks at a time, from the end: each transaction holds the write lock only briefly.
         for start in range(chunks - chunks % _CHUNKS_AT_A_TIME, -1, -_CHUNKS_AT_A_TIME):
             last = start == 0
 
@@ -179,10 +180,10 @@ def keep(cursor: Cursor, root_key: int, artifacts: Sequence[str], outside: Seque
 
 
 def doom_unused(cursor: Cursor, runs: dict[str, str], *, at_once: bool) -> int:
-    """These runs are being deleted: doom the artifacts that no other family uses. Returns how many.
+    """Give the state `deleting` to the artifacts of these runs that no other family uses. Returns how many.
 
-    `at_once`: the runs were copies that are taken back. The bytes in other places belong to the journal that was
-    copied, so only the rows and chunks here are deleted.
+    The caller deletes the runs. `at_once`: the runs are copies, and the copy is undone. Bytes in other places belong
+    to the journal that was copied, so only the rows and chunks in this database are deleted.
     """
     keys = [key for (key,) in cursor.all("used_artifacts", runs)]
     cursor.change("prune_artifact_uses", runs)
@@ -200,7 +201,7 @@ def doom_unused(cursor: Cursor, runs: dict[str, str], *, at_once: bool) -> int:
 
 
 def sweep(store: Store) -> int:
-    """Delete the bytes of all doomed artifacts. Returns how many. StoreUnavailable if a place cannot be reached."""
+    """Delete all artifacts in the state `deleting`. Returns how many. StoreUnavailable if a place is unreachable."""
     deleted = 0
     failed: dict[str, StoreUnavailable] = {}
     left_out: set[str] = set()
@@ -223,7 +224,7 @@ def sweep(store: Store) -> int:
 
 
 def stored_chunks(store: Reading, row: ArtifactRow) -> Iterator[bytes]:
-    """The bytes of a saved artifact as they are stored, unchecked."""
+    """The bytes of a saved artifact as they are stored, without a check of the hash."""
     assert row.size is not None
     if row.place is None:
         for number in range(-(-row.size // CHUNK_BYTES)):

@@ -1,7 +1,7 @@
 """Places for artifacts outside of the database: a folder, or a bucket of an S3-compatible store.
 
-A place only knows names and bytes. Which artifact has which name, whose it is, and whether its bytes are right, is
-known to the database alone. Every method blocks.
+A place knows only names and bytes. The database knows which artifact has which name, which run saved it, and whether
+its bytes are right. Every method blocks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ObjectWriter(Protocol):
 
     def close(self) -> None: ...
 
-    def give_up(self) -> None:
-        """Write nothing more. What was written is left for `Place.delete`."""
+    def abandon(self) -> None:
+        """Write nothing more. `Place.delete` deletes what was written."""
 
 
 class Place(Protocol):
@@ -156,7 +156,7 @@ def _part(target: Path) -> Path:
 
 
 class _FileWriter:
-    """Writes beside the final name, and renames at the end: a crash in between leaves only a file that ends in .part."""
+    """Writes a file that ends in .part, and renames it at the end. A crash in between leaves only that file."""
 
     def __init__(self, folder: Folder, target: Path) -> None:
         self._folder = folder
@@ -170,11 +170,11 @@ class _FileWriter:
         except OSError as error:
             raise self._folder.unavailable(error) from None
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         try:
             self._file.close()
         except OSError:
-            pass  # the rest of its buffer cannot be written, and need not be
+            pass  # the rest of the buffer could not be written; it is not needed
 
     def close(self) -> None:
         try:
@@ -185,7 +185,7 @@ class _FileWriter:
             for folder in (self._target.parent, self._target.parent.parent):
                 entry = os.open(folder, os.O_RDONLY)
                 try:
-                    os.fsync(entry)  # or a power loss could forget the name of the file
+                    os.fsync(entry)  # without this, the file's name could be lost in a power failure
                 finally:
                     os.close(entry)
         except OSError as error:
@@ -215,7 +215,7 @@ class Bucket:
                 raise NotReady(f"artifacts in {self.url} need the package obstore: pip install 'perdure[s3]'") from None
             endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
             given: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
-            # Plain HTTP only where the endpoint says so itself.
+            # Allow plain HTTP only if the URL of the endpoint asks for it.
             self._opened = S3Store(
                 self._bucket,
                 prefix=self._prefix or None,
@@ -229,7 +229,7 @@ class Bucket:
         store = self._store
         from obstore import open_writer
 
-        # Only one piece is on its way at a time: more would be faster, and would take as many times the memory.
+        # Send one piece at a time: n pieces at a time would be faster, but they would need n times the memory.
         writer = self._do(lambda: open_writer(store, _checked(name), buffer_size=self.piece_bytes, max_concurrency=1))
         return _ObjectWriter(self, writer)
 
@@ -271,8 +271,10 @@ class Bucket:
 
 
 class _ObjectWriter:
-    """A multipart upload, or one request for a small object. A crash leaves parts that only the bucket's own rule for
-    incomplete uploads deletes."""
+    """A multipart upload, or one request for a small object.
+
+    A crash leaves parts. Only the bucket's own rule for incomplete uploads deletes these parts.
+    """
 
     def __init__(self, bucket: Bucket, writer: Any) -> None:
         self._bucket = bucket
@@ -284,5 +286,5 @@ class _ObjectWriter:
     def close(self) -> None:
         self._bucket._do(self._writer.close)
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         pass  # an upload that is not closed makes no object

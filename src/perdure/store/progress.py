@@ -1,7 +1,7 @@
-"""The last progress of attempts under way, as `call.heartbeat` reported it. It lies beside the journals, not in them.
+"""The last progress of attempts under way, as `call.heartbeat` reported it. It is not part of the journals.
 
-A progress is a hint: for the next attempt of the call, if the worker dies, and for people. Nothing else follows from
-it. When an attempt ends, its last progress is part of the event that says so, and the row is deleted soon after.
+Progress is only a hint: for people, and for the next attempt of the call if the worker dies. Nothing is decided by it.
+When an attempt ends, the event of its end contains its last progress, and the row is deleted soon after.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Progresses(Part):
             if ended:
                 cursor.each("forget_progress", [(one.run_id, one.call, one.attempt) for one in ended])
 
-        # If the answer to COMMIT is lost, the caller gets an error and writes a newer progress later.
+        # If the answer to COMMIT is lost, the caller gets an error and writes the progress again later.
         self._database.write(write, lambda cursor, _: False)
 
     def progress(self, run_ids: Sequence[str]) -> list[ProgressRow]:

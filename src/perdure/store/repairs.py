@@ -1,4 +1,4 @@
-"""Writes the rows of a run again, as its journal has them: for `perdure verify --repair`. Events are never touched."""
+"""Corrects the rows of a run by its journal, for `perdure verify --repair`. Events are never changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Repairs(Part):
         """
 
         def write(cursor: Cursor) -> None:
-            # The triggers that keep settled rows as they are would refuse the right values, too.
+            # Triggers refuse every change of a settled row. They would also refuse this correction.
             with self._database.unguarded(cursor):
                 _write(cursor, repair, self._delivery)
 
@@ -40,10 +40,10 @@ class Repairs(Part):
 def _write(cursor: Cursor, repair: Repair, delivery: Delivery) -> None:
     found = cursor.one("run_to_change", (repair.run_id,))
     if found is None:
-        raise NotFound(f"there is no run {repair.run_id}; `perdure list` shows those that there are")
+        raise NotFound(f"there is no run {repair.run_id}; `perdure list` shows the runs")
     row, key = run_row(found), key_of(found)
     worker = cursor.one("worker_by_id", (row.holder,)) if row.holder is not None and delivery.holds(row.holder) else None
-    if worker is not None:  # a holder that is not registered was written by another hand
+    if worker is not None:  # if the holder is not registered, perdure did not write that holder
         raise AlreadyRunning(f"run {repair.run_id} is held by worker {worker[0]}; nothing was changed: stop that worker first")
     if row != repair.seen:
         raise Conflict(f"run {repair.run_id} has changed meanwhile; nothing was changed: verify it again")

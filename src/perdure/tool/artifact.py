@@ -28,7 +28,7 @@ from perdure.errors import ArtifactNotSaved, InvalidInput, NotAllowedInAgent, Pe
 
 T = TypeVar("T")
 SCHEME = "perdure:artifact/"
-CHUNK_BYTES = 1 << 20  # so much of an artifact is in memory at a time, while it is saved or read
+CHUNK_BYTES = 1 << 20  # how much of an artifact is in memory at a time while it is saved or read
 _URI = re.compile(r"perdure:artifact/([0-9a-f]{32})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTENT_TYPE = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,199}")
@@ -50,13 +50,13 @@ class Saving(Protocol):
 
 
 class Vault(Protocol):
-    """Where the artifacts of one call are: in a run, or in an isolated process, which asks its worker."""
+    """Saves and opens the artifacts of one call. In an isolated process, the vault asks the worker."""
 
     def begin(self, content_type: str, size: int | None) -> Saving:
         """Begin an artifact. `size` is None if it is not known yet. Blocks."""
 
     def chunks(self, artifact: Artifact) -> Iterator[bytes]:
-        """The bytes in chunks. The last chunk comes after the check of the whole hash. Blocks."""
+        """The bytes in chunks. The hash is checked before the last chunk. Blocks."""
 
     def ask(self, work: Callable[[], T], /) -> Awaitable[T]:
         """Do blocking work on a thread."""
@@ -105,18 +105,21 @@ class Artifact:
         return self.uri.removeprefix(SCHEME)
 
     def open(self) -> Opened:
-        """Open the bytes: `async with artifact.open() as stream` in an async tool, `with artifact.open() as file` in a
-        sync tool.
+        """Open the bytes as a stream.
 
-        Iterate the stream for chunks, or read it. The hash is checked while you read: StoreCorrupt, which names the
-        artifact, comes in place of the last bytes if they are not the bytes that were saved. NotFound if the artifact
-        is not there for this run: it was pruned, or it belongs to another family or tenant.
+        In an async tool: `async with artifact.open() as stream`. In a sync tool: `with artifact.open() as file`.
+
+        Iterate the stream for chunks, or read it. The hash is checked while you read. If the bytes are not the bytes
+        that were saved, StoreCorrupt is raised before the last bytes are returned. NotFound if this run may not open
+        the artifact: it was pruned, or it belongs to another family or tenant.
         """
         return Opened(self, _vault_of(self))
 
     def read(self) -> Pending[bytes]:
-        """All bytes, checked: `await artifact.read()`, or `artifact.read().wait()` in a sync tool. They must fit into
-        memory."""
+        """All bytes, after a check of the hash. They must fit into memory.
+
+        In an async tool: `await artifact.read()`. In a sync tool: `artifact.read().wait()`.
+        """
         vault = _vault_of(self)
 
         def steps() -> Generator[Any, Any, bytes]:
@@ -145,7 +148,7 @@ class Pending(Generic[T]):
     """Work that was asked for and has not begun: `await` it in an async tool, or call `wait()` in a sync tool."""
 
     def __init__(self, steps: Generator[Any, Any, T], ask: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
-        # The steps yield functions that block, or awaitables, and get the results.
+        # The steps yield blocking functions or awaitables, and receive their results.
         self._steps = steps
         self._ask = ask
 
@@ -183,8 +186,8 @@ class Pending(Generic[T]):
             try:
                 step, given = self._steps.send, await (work if inspect.isawaitable(work) else self._ask(work))
             except asyncio.CancelledError:
-                # The bytes so far stay as an orphan, until `perdure prune --orphans` or the prune of the run: to
-                # delete them now would hold up the cancel.
+                # The bytes so far stay as an orphan, until `perdure prune --orphans` or the prune of the run. If they
+                # were deleted now, that would delay the cancel.
                 self._steps.close()
                 raise
             except BaseException as error:
@@ -194,8 +197,8 @@ class Pending(Generic[T]):
 def save(vault: Vault, data: Data, content_type: str) -> Pending[Artifact]:
     """Save the bytes. Nothing has happened yet when this returns.
 
-    Wrong data is an ArtifactNotSaved, too, and no InvalidInput: the tool may have acted before, so an InvalidInput,
-    which means that the effect did not happen, would be a lie.
+    Wrong data also raises ArtifactNotSaved. InvalidInput would mean that the effect did not happen, but the tool may
+    have acted already.
     """
     try:
         check_content_type(content_type)
@@ -224,7 +227,7 @@ async def _next(source: AsyncIterator[bytes]) -> bytes | None:
 
 
 class _Batch(AsyncIterator[bytes]):
-    """The pieces of an async iterator, joined or cut to chunks. A chunk is a trip to a thread, and maybe a commit."""
+    """The pieces of an async iterator, joined or cut to chunks. A chunk costs a thread switch and maybe a commit."""
 
     def __init__(self, source: AsyncIterator[bytes]) -> None:
         self._source = source
@@ -254,7 +257,7 @@ def _batches(source: Iterator[bytes]) -> Iterator[bytes]:
 
 def _checked(piece: object) -> bytes | bytearray | memoryview:
     if not isinstance(piece, (bytes, bytearray, memoryview)):
-        raise ArtifactNotSaved(f"call.save(…): it gave a {type(piece).__name__}; an artifact is made of bytes", final=True)
+        raise ArtifactNotSaved(f"call.save(…): its data contains a {type(piece).__name__}; an artifact consists of bytes", final=True)
     return piece
 
 
@@ -279,7 +282,8 @@ def _source(data: Data) -> tuple[Iterator[bytes] | AsyncIterator[bytes], int | N
     if isinstance(data, AsyncIterable):
         return _Batch(aiter(data)), None
     if callable(read := getattr(data, "read", None)):
-        return _batches(iter(partial(read, CHUNK_BYTES), b"")), None  # not by lines: a binary file may have one long line
+        # Do not read by lines: a binary file may be one long line.
+        return _batches(iter(partial(read, CHUNK_BYTES), b"")), None
     if isinstance(data, Iterable):
         return _batches(iter(data)), None
     what = "bytes, the path of a file, a binary file, or an iterator of bytes, sync or async"
@@ -324,7 +328,7 @@ class Opened:
             try:
                 self._chunks.close()
             except ValueError:
-                pass  # a thread that was given up still reads the next chunk
+                pass  # an abandoned thread still reads the next chunk
 
 
 class Stream:
@@ -345,7 +349,7 @@ class Stream:
         return chunk
 
     async def read(self, n: int = -1) -> bytes:
-        """At most `n` bytes; less only at the end. Without `n`, all that is left."""
+        """`n` bytes, or fewer at the end. Without `n`, all remaining bytes."""
         pieces: list[bytes] = []
         wanted = n
         while n < 0 or wanted > 0:

@@ -59,12 +59,12 @@ class Attempt:
         "_call",
         "_done",
         "_grace_s",
+        "_interrupted",
         "_is_too_late",
         "_job",
         "_label",
         "_process",
         "_stopped",
-        "_struck",
         "_task",
         "_threads",
         "_timer",
@@ -96,7 +96,7 @@ class Attempt:
         self._done: Callable[[Performed], None] | None = None  # set from `start` until the answer is reported
         self._answer: Returned | Unrecordable | Raised | None = None  # how an async tool's own code ended
         self._begun = False  # the code of an async tool has begun to run
-        self._struck = False  # a signal interrupted an async tool
+        self._interrupted = False  # a signal interrupted an async tool
         self._stopped: Literal["timeout", "silent", "cancelled"] | None = None
         self._task: asyncio.Task[None] | None = None  # the task of an async tool that did not end in its first step
         self._job: Job | None = None  # the job of a sync tool, or of an isolated tool
@@ -127,7 +127,7 @@ class Attempt:
             loop.call_soon(self._finish, self._not_started(error))
             return
         answer = self._answer
-        if answer is not None and not self._struck:
+        if answer is not None and not self._interrupted:
             self._done = None
             self._stop_listening()
             done(answer if self._stopped is None else self._stopped_answer(answer))
@@ -176,7 +176,7 @@ class Attempt:
             if is_interrupt(error):
                 # A signal is meant for the process: a callback raises the interrupt again, to end the loop. It is
                 # unknown whether the tool has acted.
-                self._struck = True
+                self._interrupted = True
                 asyncio.get_running_loop().call_soon(_end_loop, error)
                 why = "a signal (Ctrl-C) interrupted it"
                 self._answer = Raised(Failure(kind="process_died", type=type(error).__name__, message=why))
@@ -192,7 +192,7 @@ class Attempt:
         else:
             self._end(self._never_began())  # the task was cancelled before its first step
         if not task.cancelled():
-            task.exception()  # read the exception, or asyncio logs it, although the loop's owner has already got it
+            task.exception()  # read the exception: if not, asyncio logs it, although the loop's owner already has it
 
     # -- a sync tool, or an isolated tool: a thread -------------------------------------------------------------------
     def _start_in_thread(self) -> None:
@@ -211,7 +211,7 @@ class Attempt:
         # If this process slept for longer than its lease while the call waited for a free thread, another worker may
         # have taken the run over, and made the call.
         if self._is_too_late is not None and self._is_too_late():
-            why = "it waited for a thread while its worker gave no sign of life for longer than its lease, and was not begun"
+            why = "it waited for a thread while its worker sent no heartbeat for longer than its lease, and was not begun"
             return Raised(Failure(kind="not_sent", type="NotSent", message=why))
         if self._process is not None:
             return self._process.run()
@@ -240,8 +240,8 @@ class Attempt:
         self._beats = loop.call_later(self._tool.heartbeat_timeout_s, self._look_for_heartbeat, loop)
 
     def _look_for_heartbeat(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Heartbeats set no timer, because a tool may send thousands in a second. So the timer of the last look may be
-        # over long before the time without a heartbeat is.
+        # A heartbeat does not restart the timer, because a tool may send thousands of heartbeats in a second. So when
+        # the timer ends, a heartbeat may have arrived meanwhile: then wait for the rest of the time.
         left_s = self._call.heard_s + self._tool.heartbeat_timeout_s - loop.time()
         if left_s > 0:
             self._beats = loop.call_later(left_s, self._look_for_heartbeat, loop)
@@ -280,9 +280,9 @@ class Attempt:
             return
         elif self._process is not None:
             self._process.stop()
-        self._timer = loop.call_later(self._grace_s, self._give_up)
+        self._timer = loop.call_later(self._grace_s, self._abandon)
 
-    def _give_up(self) -> None:
+    def _abandon(self) -> None:
         if self._job is not None:
             self._threads.abandon(self._job)
         log.warning("%s does not stop; its worker waits no longer, and it may still be running", self._what)

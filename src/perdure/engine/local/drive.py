@@ -144,7 +144,7 @@ class Host(Protocol):
 
     def is_short_of_room(self, queue: str) -> bool: ...
 
-    def let_go_on(self, run_id: str) -> None: ...
+    def unpause_after_raise(self, run_id: str) -> None: ...
 
     def has_held_since(self, then_s: float) -> bool: ...
 
@@ -184,9 +184,9 @@ class Drive:
         return self._core.uncharged(budget_of)
 
     def begin(self, events: Sequence[Event], debts: Debts, progress: list[ProgressRow], parked: ParkedRun | None) -> None:
-        """Replay the journal, and continue after its last event. With `parked`, only the events since are replayed.
+        """Replay the journal, and continue after its last event. With `parked`, replay only the newer events.
 
-        `progress`: of attempts that were cut off.
+        `progress`: the stored progress of attempts that were cut off.
         """
         self._host.progress.knows(self.run_id, progress)
         cut_off = {(row.call, row.attempt): row.progress for row in progress}
@@ -198,7 +198,7 @@ class Drive:
 
     def drain(self) -> None:
         """Release the run at the next step boundary: attempts under way may end, and no new attempt starts."""
-        self._core.hand_over()
+        self._core.begin_release()
         self._feed_soon(Drain())
 
     def stop_attempts(self) -> None:
@@ -365,7 +365,7 @@ class Drive:
         def looked(ledgers: Sequence[Ledger] | Exception) -> None:
             if not isinstance(ledgers, Exception) and has_room_again(over, LedgersRead(ledgers)):
                 # The budget was raised before the run had stopped, so the raise did not wake the run.
-                self._host.let_go_on(self.run_id)
+                self._host.unpause_after_raise(self.run_id)
 
         self._host.consult(lambda: self._host.store.ledgers(self.run_id), looked)
 
@@ -717,6 +717,6 @@ class Drive:
                 log.error("rate limit %s: the pause that its service asked for cannot be stored for other runs: %s", key, in_full(error))
             questions.end_turn(teller)
 
-        # Use the same queue as the questions: then a question for a place that comes after the refusal is answered
-        # after the pause is stored.
+        # Use the same queue as the questions. So if a call asks for a place after the refusal, the pause is stored
+        # before the call gets its answer.
         questions.ask(teller, partial(self._host.consult, lambda: self._host.store.hold_back(key, until), done))

@@ -213,7 +213,7 @@ class LocalEngine:
                 raise no_such_run(run_id)
             status: Status | None = "cancelling" if isinstance(body, _GO_ON) and self._state(run_id).cancel else None
             if isinstance(body, SignalReceived) and (named := ids_in(body.payload.inline or b"")):
-                # Before the post: when the signal wakes the run, it may open the artifacts at once.
+                # Do this before the post: the signal wakes the run, and the run may open the artifacts at once.
                 self.store.use_artifacts(run_id, named)
             # A signal is news to every unfinished run, so nothing about the run has to be checked before the post.
             expected = None if isinstance(body, SignalReceived) and tenant is None and seen is None else expect
@@ -375,7 +375,7 @@ class LocalEngine:
             served, waiting = Served(row.agent, row.version) in self._agents, row.status == "waiting"
             ready = served and (row.holder not in (None, refused) or _is_ready(row, now))
             if seen is None and (waiting or not ready or not self._may_drive(drained)):
-                # Only now look at the family: most often, the run that a caller has just started is driven at once.
+                # Read the family as late as here: most often the run is driven at once, and the family is not needed.
                 seen = await self._seen(run_id)
                 row = seen.row
                 continue
@@ -402,7 +402,7 @@ class LocalEngine:
     async def _drive_here(self, row: RunRow) -> RunRow:
         """Drive the run, until it ends or waits. Returns at once if another worker holds the run or was faster."""
         try:
-            # Not `wait`: this process waits for the run's timers in `_watch`, together with all other callers.
+            # `wait` is False, because `_watch` waits for the run's timers, together with all other callers.
             return await (await self._working()).drive_one(row.run_id, wait=False, by_turn=True)
         except (AlreadyRunning, Conflict):
             return row

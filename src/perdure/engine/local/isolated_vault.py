@@ -1,8 +1,8 @@
-"""Artifacts of an isolated tool: its process has no journal and asks its worker, over a socket of its own.
+"""Artifacts of an isolated tool. The tool's process has no journal, so it asks its worker over a separate socket.
 
-Both sides are here. A message is a line of JSON, and then as many bytes as the line says. The tool's process asks, the
-worker answers, one at a time. The worker trusts nothing: a message that breaks the protocol ends the conversation, and
-every request has only the rights of the call.
+Both sides are here. A message is a line of JSON, and then as many bytes as the line says. The tool's process sends one
+request at a time, and the worker answers it. The worker does not trust the process: a message that breaks the protocol
+closes the connection, and every request has only the rights of the call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ T = TypeVar("T")
 _LINE_BYTES = 8_192
 _MOST_BYTES = 16 << 20  # a piece that the worker reads from a bucket may be larger than a chunk
 _MOST_OPEN = 1_000
-_TOLD = (ArtifactNotSaved, NotFound, StoreCorrupt, StoreUnavailable, InvalidInput)  # errors that cross the socket with their type
+# Errors that are sent over the socket with their type.
+_TOLD = (ArtifactNotSaved, NotFound, StoreCorrupt, StoreUnavailable, InvalidInput)
 
 
 def _send(to: socket.socket, line: dict[str, Any], data: bytes = b"") -> None:
@@ -33,7 +34,7 @@ def _send(to: socket.socket, line: dict[str, Any], data: bytes = b"") -> None:
 
 
 def _receive(file: BinaryIO, most: int) -> tuple[dict[str, Any], bytes] | None:
-    """The next message. None: the other side has closed, or has broken the protocol."""
+    """The next message. None: the other side has closed the connection, or has broken the protocol."""
     raw = file.readline(_LINE_BYTES)
     try:
         line = json.loads(raw) if raw.endswith(b"\n") else None
@@ -53,7 +54,7 @@ class Service:
     """Answers one isolated process, on a thread, with the rights of its call."""
 
     def __init__(self, vault: Callable[[], Vault]) -> None:
-        """Begin to answer. `there` is the end of the socket for the process: close it here when the process has it."""
+        """Begin to answer. `there` is the process's end of the socket. The caller closes it once the process runs."""
         self._vault = vault
         self._here, self.there = socket.socketpair()
         self._open: dict[int, Any] = {}
@@ -69,7 +70,7 @@ class Service:
             try:
                 end.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it was closed, or never used
+                pass  # the socket was closed before, or was never used
             end.close()
 
     def _serve(self) -> None:
@@ -83,7 +84,7 @@ class Service:
                         answer, data = {"error": kind, "message": str(error), "final": getattr(error, "final", False)}, b""
                     _send(self._here, answer, data)
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # the process has ended, or asks for what it may not: nothing more is answered
+            pass  # the process has ended or broken the protocol: answer nothing more
         finally:
             self._here.close()
             for left in self._open.values():
@@ -215,4 +216,4 @@ class _AskedSaving:
         try:
             self._vault.do("discard", number=self._number)
         except PerdureError:
-            pass  # the worker deletes it, or it stays as an orphan
+            pass  # the worker deletes the artifact, or the artifact stays as an orphan

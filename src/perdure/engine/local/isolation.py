@@ -78,7 +78,7 @@ class Isolated:
             "module": _module_name(tool),
             "file": os.path.abspath(inspect.unwrap(tool.fn).__globals__["__file__"]),
             "function": tool.fn.__name__,
-            # After this time the supervisor kills the tool, in case that this worker is suspended and misses the
+            # After this time the supervisor kills the tool. It is needed if this worker is suspended and misses the
             # timeout.
             "limit_s": limit_s,
             "path": [os.path.abspath(entry) for entry in sys.path],
@@ -117,20 +117,20 @@ class Isolated:
                 return self._raised("not_sent", f"could not be started: {error}")
         process = self._process
         asked = artifacts.there.fileno()
-        artifacts.there.close()  # so that the end of the process is the end of the conversation
+        artifacts.there.close()  # so that the connection ends when the process ends
         try:
             assert process.stdin is not None
             process.stdin.write(json.dumps({**self._request, "artifacts": asked}).encode("ascii") + b"\n")
             process.stdin.flush()
         except (OSError, ValueError):
-            pass  # the process is gone, or was stopped just now; its output says which
+            pass  # the process has ended, or was stopped just now: its output shows how
         try:
             return self._read(process)
         except Exception as error:
             # The output is broken, but the tool has run, and its effect may have happened: the call is in doubt.
             return self._raised(
                 "process_died",
-                f"was ended, because it wrote into perdure's own pipe what is no message: {describe(error).message}. "
+                f"was ended, because it wrote something that is no message into perdure's own pipe: {describe(error).message}. "
                 "The tool, or a library that it uses, writes to a file descriptor that it has not opened",
             )
         finally:
@@ -180,7 +180,7 @@ class Isolated:
                         # for ever.
                         break
                     case letter, text:
-                        raise ValueError(f"{letter!r} with {len(text):,} bytes, which it may not say, or not now")
+                        raise ValueError(f"{letter!r} with {len(text):,} bytes, which the protocol does not allow, or not now")
         if answer is not None:
             return answer
         return self._raised("process_died" if begun else "not_sent", _how_it_ended(status))

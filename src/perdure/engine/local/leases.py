@@ -24,7 +24,7 @@ AGAIN_AFTER_S = 1.0
 _DETAIL_CHARS = 500
 
 
-def surrender(lease: Lease, row: RunRow, error: Exception, clock: Clock) -> Append:
+def release_append(lease: Lease, row: RunRow, error: Exception, clock: Clock) -> Append:
     """The append that releases a run.
 
     If the store, or a lost lease, was the reason, the run is ready again soon. Else the run waits for a person.
@@ -39,7 +39,7 @@ def surrender(lease: Lease, row: RunRow, error: Exception, clock: Clock) -> Appe
         status, waiting_for, wake = "needs_attention", "a person: error", None
         detail = f"it cannot be driven: {type(error).__name__}: {describe(error).message}"[:_DETAIL_CHARS]
         bodies = [AttentionNeeded("error", detail), RunReleased(status, waiting_for, abrupt=True)]
-    # Each event is caused by the one before: the run is released because it needs attention.
+    # Each event has the event before it as its cause: the run is released because it needs attention.
     events = [
         Event(row.seq + place, clock.new_id(), now, lease.epoch, None, row.seq + place - 1, body) for place, body in enumerate(bodies, 1)
     ]

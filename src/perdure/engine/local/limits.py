@@ -66,8 +66,8 @@ def answer(question: Question, run_id: str, store: Store, neighbours: Neighbours
 def look(question: Question, run_id: str, store: Store, now: int) -> Answer:
     """The store's answer, without amounts that other runs of this worker have recorded and not committed.
 
-    Call this from any thread. It never raises: if the store fails, all calls that an agent makes in one turn must
-    still be recorded, not only the first of them.
+    Call this from any thread. It never raises: an exception would end the turn after the first call of the agent, and
+    the other calls of that turn would not be recorded.
     """
     try:
         if isinstance(question, ReadLedgers):

@@ -1,8 +1,8 @@
 """Keeps the machines of runs that this worker has parked, so that the next claim needs no replay.
 
 A parent that awaits 800 children one after the other is parked and claimed 800 times. With a replay at each claim that
-costs O(n²). Only memory is kept here, never truth: a run that is not kept, or whose journal has changed in a way that
-`goes_on_from` does not accept, is replayed. The runs that were used least recently are dropped first.
+costs O(n²). This is only a cache. A run is replayed if it is not in the cache, or if `goes_on_from` does not accept
+what its journal has now. The runs that were used least recently are dropped first.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from perdure.core.codec import Payload
 from perdure.core.state import RunState
 from perdure.core.steps import ParkedRun
 
-# Estimates, from measurements with small agents: a machine with its loop, its tasks and the state of its run; and
-# one call, without its payloads.
+# Estimates, from measurements with small agents. The first is for a machine with its loop, its tasks and the state of
+# its run. The second is for one call without its payloads.
 _MACHINE_BYTES = 30_000
 _CALL_BYTES = 1_500
 _SAMPLE = 64
@@ -31,7 +31,7 @@ class _Kept(Struct, frozen=True, eq=False):
 
 
 class ParkedRuns:
-    """Parked runs by run id, at most `runs` of them with at most `megabytes` by estimate. Use it on the loop's thread."""
+    """At most `runs` parked runs, of together about `megabytes`. Use this class on the loop's thread."""
 
     def __init__(self, runs: int, megabytes: int) -> None:
         self._runs = runs
@@ -40,7 +40,7 @@ class ParkedRuns:
         self._weight = 0
 
     def keep(self, run_id: str, run: ParkedRun, agent: Agent[Any, Any]) -> None:
-        """Keep the run. Others are dropped if there is no room, or this one if it alone is too large."""
+        """Keep the run. To make room, other runs are dropped. A run that alone is too large is not kept."""
         self.drop(run_id)
         kept = self._kept[run_id] = _Kept(run, agent, weight_of(run.state))
         self._weight += kept.bytes
@@ -48,7 +48,7 @@ class ParkedRuns:
             self.drop(next(iter(self._kept)))
 
     def take(self, run_id: str, agent: Agent[Any, Any]) -> ParkedRun | None:
-        """The run, which is not kept any more: the caller closes its machine. None if it is not kept for this code."""
+        """Remove the run and return it; the caller has to close its machine. None if it is not kept for this code."""
         kept = self._kept.get(run_id)
         if kept is None or kept.agent is not agent:
             self.drop(run_id)
@@ -90,7 +90,7 @@ def _payload_bytes(state: RunState, number: int) -> int:
 
 
 def _size(payload: Payload | None) -> int:
-    """The bytes of the payload. A blob counts too: the agent that has got the value may still refer to it."""
+    """The bytes of the payload. A blob counts too: the agent may still have a reference to its value."""
     if payload is None:
         return 0
     inline = payload.inline

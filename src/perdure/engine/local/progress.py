@@ -1,12 +1,12 @@
 """Stores the progress that attempts report with `call.heartbeat`, so that it outlives this process.
 
-A tool may report thousands of times in a second, on any thread. Only the last progress of an attempt counts, and the
-attempts of all runs of a worker are written together, at most once every `progress_s` seconds. Nothing waits for this
-write, and if it fails, a later one follows. After a crash, the stored progress is therefore at most that much older
-than the last heartbeat (plus the time of the write).
+A tool may report thousands of times in a second, on any thread. Only the last progress of an attempt counts. The
+progress of all attempts of a worker is written together, at most once every `progress_s` seconds. Nothing waits for
+this write. If the write fails, it is repeated later. So after a crash, the stored progress is at most `progress_s`
+seconds (plus the time of one write) older than the last heartbeat.
 
-When an attempt ends, its last progress is part of the event that says so. After that event is durable, the stored
-progress is deleted with the next write.
+When an attempt ends, the event of its end contains its last progress. After that event is durable, the next write
+deletes the stored progress.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ENDS = frozenset((ToolCallCompleted, ToolCallFailed, ToolCallInDoubt, ToolCallR
 
 
 def has_cut_off(events: Iterable[Event]) -> bool:
-    """Does the journal have an attempt whose end it does not have? Then the store may have its progress."""
+    """Does the journal have an attempt without an end? Then the store may have the progress of that attempt."""
     begun: set[int | None] = set()
     for event in events:
         kind = type(event.body)
@@ -75,7 +75,7 @@ class ProgressKeeper:
         self._writing = False
 
     def hear(self, lease: Lease, call: Call) -> None:
-        """The attempt has sent a heartbeat. Any thread may call this: it costs something once per write, not each time."""
+        """Note a heartbeat, on any thread. Only the first heartbeat after a write causes any work."""
         if not call.keeps:
             call.keeps = True
             try:
@@ -84,12 +84,12 @@ class ProgressKeeper:
                 pass  # the loop is closed: the worker has ended before its tool
 
     def knows(self, run_id: str, rows: list[ProgressRow]) -> None:
-        """The store has this progress of attempts of an earlier worker. It is deleted when these attempts have ended."""
+        """Note the stored progress of an earlier worker's attempts. It is deleted when these attempts have ended."""
         if rows:
             self._stored[run_id] = {row.call: row.attempt for row in rows}
 
     def settle(self, run_id: str, state: RunState) -> None:
-        """All events of the run are durable: delete the stored progress of attempts that have ended."""
+        """Delete the stored progress of attempts that have ended. All events of the run are durable."""
         stored = self._stored.get(run_id)
         if stored is None:
             return
@@ -103,7 +103,7 @@ class ProgressKeeper:
             del self._stored[run_id]
 
     def rested(self, run_id: str) -> None:
-        """This worker does not drive the run any more. What the store has of attempts that were cut off stays there."""
+        """Forget the run, which this worker no longer drives. The stored progress of cut-off attempts stays."""
         self._stored.pop(run_id, None)
 
     def _take(self, lease: Lease, call: Call) -> None:
@@ -118,7 +118,7 @@ class ProgressKeeper:
     def _write(self) -> None:
         self._timer, host = None, self._host
         if host.transacting:
-            # A tool's transaction has the write lock of the local store. Do not wait for it.
+            # A tool's transaction has the write lock of the local store. Do not wait for the lock.
             self._written_s = host.loop.time()
             self._set_timer()
             return
@@ -131,7 +131,7 @@ class ProgressKeeper:
         def done(answer: Exception | None) -> None:
             self._writing, self._written_s = False, host.loop.time()
             if isinstance(answer, Exception):
-                # Write it again, as it is then. A row that is not deleted now is deleted when its run is pruned.
+                # Write the progress again later. A row that is not deleted now is deleted when its run is pruned.
                 self._complain("cannot store the progress of calls", answer if isinstance(answer, StoreError) else StoreError(repr(answer)))
                 for lease, call in news:
                     if not call.over:
@@ -144,7 +144,7 @@ class ProgressKeeper:
     def _collect(self) -> tuple[list[KeptProgress], list[EndedAttempt]]:
         kept = []
         for lease, call in self._news.values():
-            call.keeps = False  # before the progress is read: a heartbeat from now on is news again
+            call.keeps = False  # set this before the progress is read, so that a later heartbeat is stored again
             progress = call.progress_json
             if progress is not None and not call.over:
                 kept.append(KeptProgress(lease, call.number, call.attempt, progress))
@@ -154,14 +154,14 @@ class ProgressKeeper:
         return kept, ended
 
     def stop(self) -> None:
-        """Write nothing more by itself, because the worker ends: `last_write` comes next."""
+        """Stop the timer, because the worker ends. `last_write` is called next."""
         self._writing = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def last_write(self) -> None:
-        """Write what is left, at the end of the worker, on any thread: mostly what is to be deleted."""
+        """Write the rest at the end of the worker, on any thread. Most of it is progress to delete."""
         kept, ended = self._collect()
         if kept or ended:
             try:

@@ -48,7 +48,7 @@ def refuse_app() -> None:
     """
     if type(running_loop()) is AgentLoop:
         raise NotAllowedInAgent(
-            "an agent may not use the app: agents are replayed, and each replay would do it again, without a word in the journal. "
+            "an agent may not use the app: agents are replayed, and each replay would do it again, without a record in the journal. "
             "To start another run, call its agent, `await other(…)`, which makes it a child; everything else belongs in a tool"
         )
 

@@ -28,6 +28,6 @@ async def end(tasks: Collection[asyncio.Task[Any]], within_s: float) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        ended, _ = await asyncio.wait(tasks, timeout=within_s)  # not gather: its cancel waits for all of its tasks
+        ended, _ = await asyncio.wait(tasks, timeout=within_s)  # not gather: if cancelled, gather waits for all tasks
         for task in ended:
             task.cancelled() or task.exception()  # read the exception, or asyncio logs it as never retrieved

@@ -1,11 +1,11 @@
 """Waiting for runs: one task looks at the store for all callers of this app that wait for a run.
 
 A caller says what it knows of its run, and waits until the run is different. The task asks the store about the runs of
-all callers in one statement: right after a caller has come, after a hint of the bell, and now and then in case a hint
-was lost. So a thousand callers that wait cost as much as one.
+all callers in one statement: after a new caller, after a hint of the bell, and from time to time, because a hint may
+be lost. So a thousand callers that wait cost as much as one.
 
-No change is missed, and none is told twice: every look compares the run as it is now with what each caller itself has
-said that it knows. It does not matter what earlier looks have seen, or which hints have arrived.
+Each look compares the run with what the caller said that it knows. Earlier looks and hints do not matter. So no change
+is missed, and no change is reported twice.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from perdure.store.api import FINISHED, RunRow, Watched
 log = logging.getLogger("perdure")
 PAGE = 500  # how many events of a run are read at a time
 _SPACING_S = 0.005  # the least time between two looks: the commits of a busy run share a look
-_WHOLE_SPACING_S = 0.05  # … between two looks at the runs of all callers
+_WHOLE_SPACING_S = 0.05  # the least time between two looks at the runs of all callers
 _MOST_SHARE = 10  # all looks together take at most one tenth of the time
 _REAP_EVERY_S = 1.0
-_LINGER_S = 5.0  # a caller that follows a run comes again and again: keep listening for so long after the last caller
+# How long to keep listening after the last caller: a caller that follows a run calls again and again.
+_LINGER_S = 5.0
 _AGAIN_S = 0.5
 _CLOSE_S = 5.0
 
@@ -50,10 +51,10 @@ class _Waiter:
 
     def __init__(self, run_id: str, known: Watched | None, after: int | None, due: int | None, until_s: float | None, held: bool) -> None:
         self.run_id = run_id
-        self.known = known  # the run and its family as the caller has seen them; None for a caller that follows the run
-        self.after = after  # the last event that the caller has; None for a caller that waits for a result
-        self.due = due  # the time (µs) at which the caller wants to go on, even if nothing has changed
-        self.until_s = until_s  # the same, by the loop's clock, which passes even if the other clock stands still
+        self.known = known  # the run and its family as the caller has seen them; None if the caller follows the run
+        self.after = after  # the last event that the caller has; None if the caller waits for a result
+        self.due = due  # the time (µs) at which the wait ends, even if nothing has changed
+        self.until_s = until_s  # the same by the loop's clock, which moves even if the engine's clock stands still
         self.held = held  # the run's holder may be dead
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -85,7 +86,8 @@ class Watch:
         self._clock = clock
         self._poll_s = poll_s
         self._reap = reap  # makes the runs of dead workers ready
-        self._waiters: dict[str, set[_Waiter]] = {}  # by the root of the run's family: what a run does may concern all of it
+        # By the id of the family's root, because a change of one run may concern its whole family.
+        self._waiters: dict[str, set[_Waiter]] = {}
         self._timed: set[_Waiter] = set()  # the callers with `due`, `until_s` or `held`
         self._near: set[_Waiter] = set()  # the callers whose runs the next look is about
         self._whole = False  # the next look is about the runs of all callers
@@ -96,10 +98,10 @@ class Watch:
         self._hinted = False
 
     async def change(self, run_id: str, known: Watched, *, due: int | None, until_s: float | None, held: bool) -> Watched:
-        """Wait until the run or a run below it stands otherwise than `known`. Returns the run.
+        """Wait until the run or a run below it differs from `known`. Returns the run as it is then.
 
         The wait also ends when the time `due` has come, or the time `until_s` by the loop's clock. `held`: the run's
-        holder may be dead, so look after dead workers meanwhile.
+        holder may be dead, so reap the runs of dead workers meanwhile.
         """
         found: Watched = await self._wait(_Waiter(run_id, known, None, due, until_s, held))
         return found
@@ -122,11 +124,12 @@ class Watch:
         beside.add(waiter)
         if waiter.due is not None or waiter.until_s is not None or waiter.held:
             self._timed.add(waiter)
-        # Look at once: the run may have changed since the caller has read it.
+        # Look at once: the run may have changed since the caller read it.
         self._near.add(waiter)
         self._woken.set()
         if self._task is None:
-            # The task belongs to the app, not to the caller: a tool that waits for a run must not end it with its call.
+            # The task belongs to the app, so it gets an empty context: if the caller is a tool, the end of its call
+            # must not end the task.
             self._task = asyncio.get_running_loop().create_task(self._run(), name="perdure watch", context=contextvars.Context())
             disown(self._task)
         try:
@@ -144,7 +147,7 @@ class Watch:
     # -- hints --------------------------------------------------------------------------------------------------------
     def _hint(self, loop: asyncio.AbstractEventLoop, run_ids: Collection[str] | None) -> None:
         """The bell calls this, from any thread: these runs have moved."""
-        # A caller that comes at this very moment is not in `_waiters` yet. That does no harm: its first look is later.
+        # A caller that arrives right now may not be in `_waiters` yet. That is harmless: its first look comes later.
         roots = None if run_ids is None else {root for run_id in run_ids if (root := _root(run_id)) in self._waiters}
         if roots is not None and not roots:
             return
@@ -237,8 +240,8 @@ class Watch:
         """Wait until there is a hint or a new caller, or until the next caller is due."""
         now = self._clock.now()
         try:
-            # A caller in `_near` gets its look at the time that the caller of this method has chosen. If its own time
-            # counted here too, and that time is over, this loop would spin until the look.
+            # The callers in `_near` wait for the next look, whose time is `at_most_s`. Their own times are not used: a
+            # time that is over would make this a busy loop until that look.
             timed = (waiter.left_s(now) for waiter in self._timed if waiter not in self._near)
             async with asyncio.timeout(max(min([at_most_s, *timed]), 0.0)):
                 await self._woken.wait()
@@ -289,11 +292,12 @@ class Watch:
             if new := [event for event in events[waiter.run_id] if event.seq > waiter.after]:
                 waiter.tell(News(found[waiter.run_id].row, new))
             else:
-                self._near.add(waiter)  # another caller is more than a page behind this one
+                # Another caller needs earlier events of this run, and they have filled the page: look again.
+                self._near.add(waiter)
 
 
 def _standing(seen: Watched) -> set[tuple[str, str, int | None, str | None, str]]:
-    """What a caller that waits for a result wants to know of the run and its family. Progress alone is no news."""
+    """The facts that matter to a caller that waits for a result. Progress alone is not among them."""
     return {(row.run_id, row.status, row.ready_at, row.holder, row.version) for row in (seen.row, *seen.family)}
 
 

@@ -38,7 +38,7 @@ from perdure.engine.clock import Clock
 from perdure.engine.local import sandbox
 from perdure.engine.local.child_discovery import ChildAgents
 from perdure.engine.local.drive import Drive, Performing
-from perdure.engine.local.leases import AGAIN_AFTER_S, Renewer, Watchdog, surrender
+from perdure.engine.local.leases import AGAIN_AFTER_S, Renewer, Watchdog, release_append
 from perdure.engine.local.limits import Debts, OneAtATime, debts_of, may_owe
 from perdure.engine.local.parked_runs import ParkedRuns
 from perdure.engine.local.progress import ProgressKeeper, has_cut_off
@@ -66,13 +66,13 @@ from perdure.tool.call import Closer
 log = logging.getLogger("perdure.worker")
 Observer = Callable[[str, Sequence[Event]], None]
 T = TypeVar("T")
-# What a drive begins with. It goes on from the parked run; without one, the journal is replayed.
+# What a drive begins with. If there is a parked run, the drive continues it; if not, the journal is replayed.
 _Read = tuple[Sequence[Event], Debts, list[ProgressRow], ParkedRun | None]
 _READ_HERE = 500  # a journal with more events is read on a thread, so that the loop continues meanwhile
 _REAP_EVERY_S = 1.0
 _COMPLAIN_EVERY_S = 30.0
 _TRANSACTIONS = 16  # how many tools of one worker are inside a transaction at a time
-_FIND_KIN_EVERY_S = 2.0
+_FIND_CHILD_AGENTS_EVERY_S = 2.0
 _FLUSH_NOTICES_S = 5.0
 _CLOSE_S = 10.0  # how long the worker waits at its end, for its tasks and for each resource that calls have left open
 
@@ -175,7 +175,7 @@ class Worker:
         self._wanted = 0  # how many runs the claims under way may return
         self._undriven: set[tuple[str, int]] = set()  # (run, epoch) that were held but not driven at the last look
         self._kin = ChildAgents(store, self.agents, settings.max_steps)
-        self._last_kin_s = float("-inf")
+        self._last_child_agents_s = float("-inf")
 
     async def __aenter__(self) -> Worker:
         self.loop = asyncio.get_running_loop()
@@ -245,7 +245,7 @@ class Worker:
                 self._closed = True
                 self._transactors.shutdown(wait=False)
                 for reader in self._readers.copy():
-                    reader.cancel()  # the answer is not needed any more, and the loop may be closed when it comes
+                    reader.cancel()  # the answer is no longer needed, and the loop may be closed before the answer arrives
                 self._asking.close()
                 self.vaults.close()
 
@@ -397,7 +397,7 @@ class Worker:
             stopping.cancel()
         if stop.is_set():
             if not self._is_served_on():
-                await self._hand_over([drive for drive in self._drives.values() if _is_of(run_id, drive.run_id)])
+                await self._release_drives([drive for drive in self._drives.values() if _is_of(run_id, drive.run_id)])
             return await self._row(run_id)
         if self._dispatcher.at_work or ((due := await self._ask(self.store.next_notice)) is not None and due <= self.clock.now()):
             await self._dispatcher.flush(_FLUSH_NOTICES_S)  # this process may exit next: send the notices that are due
@@ -443,8 +443,8 @@ class Worker:
             await self._claim_below(run_id)
         # This worker holds the run but does not drive it, so the release of the run is under way on a thread. The
         # run's status is not known before the release is written.
-        given_up = row.holder == self.id
-        if ready or given_up or self._is_driven(row, family) or await self._find_kin():
+        releasing = row.holder == self.id
+        if ready or releasing or self._is_driven(row, family) or await self._find_child_agents():
             await self._doze(_REAP_EVERY_S, stop, seen)
             return False
         wakes = [at for one in (row, *family) if (at := await self._goes_on_at(one)) is not None]
@@ -483,7 +483,7 @@ class Worker:
         return row.run_id in self._drives or any(one.run_id in self._drives or one.holder is not None for one in family)
 
     async def _take_up(self, run_id: str, limits: Mapping[str, Queue] | None = None) -> RunRow:
-        """Claim the run by name, ready or not. If `limits` are given, it must be ready, and its queue must have room."""
+        """Claim the run by name, ready or not. With `limits`, the run must be ready, and its queue must have room."""
         while self.transacting:
             # A claim needs the write lock. A tool inside a transaction may have the lock for a long time, and the loop
             # must not wait for it.
@@ -547,9 +547,9 @@ class Worker:
         self._draining = True
         self._notice()
         while self._drives:  # repeat this: a claim that was under way may return another run
-            await self._hand_over(list(self._drives.values()))
+            await self._release_drives(list(self._drives.values()))
 
-    async def _hand_over(self, drives: Sequence[Drive]) -> None:
+    async def _release_drives(self, drives: Sequence[Drive]) -> None:
         """Release these runs at a step boundary.
 
         After a timeout, stop the attempts of these runs, and record how the attempts ended.
@@ -562,10 +562,10 @@ class Worker:
         for drive in await self._left(drives, self.settings.cancel_grace_s + 5.0):
             log.error("run %s: could not be drained in time; it is released like the run of a silent worker", drive.run_id)
             drive.abort()
-            self._let_go(drive.run_id, drive.lease.epoch)
+            self._release_aborted(drive.run_id, drive.lease.epoch)
 
-    def _let_go(self, run_id: str, epoch: int) -> None:
-        """Release the run, and retry until the release is durable.
+    def _release_aborted(self, run_id: str, epoch: int) -> None:
+        """Release the run of an aborted drive, and retry until the release is durable.
 
         While this live worker holds the run, no other worker may claim it.
         """
@@ -573,7 +573,7 @@ class Worker:
         def done(answer: int | Exception) -> None:
             if isinstance(answer, Exception):
                 self._complain("cannot release runs", answer if isinstance(answer, StoreError) else StoreError(repr(answer)))
-                self.loop.call_later(AGAIN_AFTER_S, self._let_go, run_id, epoch)
+                self.loop.call_later(AGAIN_AFTER_S, self._release_aborted, run_id, epoch)
 
         if not self._closed:
             self.consult(lambda: self.store.release_undriven(self.id, [(run_id, epoch)], self.clock.now()), done)
@@ -602,8 +602,8 @@ class Worker:
             await self._claim_ready()
 
     async def _claim_ready(self) -> None:
-        if self.loop.time() - self._last_kin_s >= _FIND_KIN_EVERY_S:
-            await self._find_kin()
+        if self.loop.time() - self._last_child_agents_s >= _FIND_CHILD_AGENTS_EVERY_S:
+            await self._find_child_agents()
         if not self._renewer.is_heard():
             # Other workers count this worker as dead. If it claimed a run now, they would take the run over at once,
             # again and again.
@@ -666,18 +666,19 @@ class Worker:
             self._complain("cannot look for post", error)
             return claimed, ()
 
-    async def _find_kin(self) -> bool:
+    async def _find_child_agents(self) -> bool:
         """Are there children whose agents can be found only through their parents' code? Then replay the parents."""
-        self._last_kin_s = self.loop.time()
+        self._last_child_agents_s = self.loop.time()
         parents = await self._ask(lambda: self._kin.parents_to_ask(self.clock.now()))
         for run_id in parents:
-            self.loop.call_soon(self._meet_kin, run_id)  # a plain callback, not a task, because it enters an agent
+            # A plain callback, not a task, because it enters an agent.
+            self.loop.call_soon(self._serve_child_agents, run_id)
         return bool(parents)
 
-    def _meet_kin(self, run_id: str) -> None:
+    def _serve_child_agents(self, run_id: str) -> None:
         for agent in self._kin.agents_of(run_id):
             self.serve_too(agent)
-        self._last_kin_s = float("-inf")  # look again at once: these agents may have children of their own
+        self._last_child_agents_s = float("-inf")  # look again at once: these agents may have children of their own
         self._notice()
 
     async def reap(self) -> bool:
@@ -689,9 +690,9 @@ class Worker:
             return False
         self._last_reap_s = self.loop.time()
         lost = await self._ask(lambda: self.store.reap(self.id, round(self._renewer.silence() * 1e6), self.clock.now()))
-        return await self._let_go_of_undriven() or lost > 0
+        return await self._release_undriven() or lost > 0
 
-    async def _let_go_of_undriven(self) -> bool:
+    async def _release_undriven(self) -> bool:
         """Release the runs that this worker holds and does not drive.
 
         The claim of these runs was committed, but its answer was lost. No other worker may release them, since this
@@ -701,8 +702,8 @@ class Worker:
         if self._wanted:
             return False
         undriven = {(run_id, epoch) for run_id, epoch in held if run_id not in self._drives}
-        # Release only runs that were found twice under the same epoch. `held` is older than `_drives`, so a run may
-        # have been released in between; a run that was claimed again has another epoch.
+        # Release only runs that were found twice under the same epoch. One look proves nothing: `held` is older than
+        # `_drives`, and the run may have been released in between. A run that was claimed again has another epoch.
         stranded, self._undriven = sorted(undriven & self._undriven), undriven
         if stranded:
             log.warning("%s: held here and not driven; released", ", ".join(f"run {run_id}" for run_id, _ in stranded))
@@ -751,7 +752,7 @@ class Worker:
             since: Sequence[Event] = self.store.read(run_id, before) if events is None else events[before:]
             if goes_on_from(parked, since):
                 assert parked.state.created is not None
-                # An attempt of a parked run may have been cut off before: its call waits for a rate limit or for money.
+                # A call of a parked run may wait for a rate limit or for money after its attempt was cut off.
                 cut_off = any(call.phase == "started" for call in parked.state.open.values())
                 return since[1:], debts_of(self.store, parked.state.created), self._progress_of(run_id, cut_off), parked
         journal = self.store.read(run_id) if events is None else events
@@ -791,19 +792,19 @@ class Worker:
                 exc_info=None if isinstance(error, PerdureError) else error,
             )
         drive.abort()
-        self._surrender(drive, error)
+        self._release_broken(drive, error)
 
-    def _surrender(self, drive: Drive, error: Exception) -> None:
-        """Release the run, and retry until this worker does not hold the run any more.
+    def _release_broken(self, drive: Drive, error: Exception) -> None:
+        """Release the run of a broken drive, and retry until this worker does not hold the run any more.
 
         Until then, no other worker may claim the run.
         """
 
-        def give_up() -> Appended | None:
+        def release() -> Appended | None:
             row = self.store.get(drive.run_id)
             if row is None or (row.holder, row.epoch) != (self.id, drive.lease.epoch):
                 return None
-            (answer,) = self.store.append([surrender(drive.lease, row, error, self.clock)])
+            (answer,) = self.store.append([release_append(drive.lease, row, error, self.clock)])
             return answer
 
         def done(answer: Appended | Exception | None) -> None:
@@ -818,10 +819,10 @@ class Worker:
             words = "run %s: cannot be released yet: %s; trying again in %.0f s"
             level = logging.DEBUG if isinstance(answer, StoreUnavailable) and self.store.remote else logging.ERROR
             log.log(level, words, drive.run_id, answer if isinstance(answer, Exception) else answer.why, AGAIN_AFTER_S, exc_info=ours)
-            self.loop.call_later(AGAIN_AFTER_S, self._surrender, drive, error)
+            self.loop.call_later(AGAIN_AFTER_S, self._release_broken, drive, error)
 
         if not self._closed:
-            self.consult(give_up, done)
+            self.consult(release, done)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
     async def _wait_for_change(self, stop: Stops | asyncio.Event, seen: int) -> None:
@@ -843,8 +844,8 @@ class Worker:
     async def _doze(self, seconds: float, stop: Stops | asyncio.Event, seen: int) -> None:
         """Wait until `seconds` have passed, a run of this worker rests, or the database has changed.
 
-        The database is checked every poll_s. `seen` is `_changes` from before the caller read the store: a change
-        during that read must end the wait, even if the change has already woken another waiter.
+        The database is checked every poll_s. `seen` is the value of `_changes` before the caller read the store. So a
+        change during that read ends the wait too, even if it has already woken another waiter.
         """
         until = self.loop.time() + seconds
         version = self.store.version()
@@ -1005,19 +1006,19 @@ class Worker:
 
         self._write(cancel, done)
 
-    def let_go_on(self, run_id: str) -> None:
+    def unpause_after_raise(self, run_id: str) -> None:
         """Unpause a run that stopped because a budget was used up: the budget has room again."""
         body = RunUnpaused(by="perdure", note="its budget was raised while it stopped")
         event_id, now = self.clock.new_id(), self.clock.now()
 
         def expect(row: RunRow) -> None:
             if row.status != "needs_attention" or row.attention != "budget":
-                raise Conflict(f"run {run_id} is {row.status}: somebody else has let it go on")
+                raise Conflict(f"run {run_id} is {row.status}: it no longer waits for its budget")
 
         def done(error: Exception | None) -> None:
             match error:
                 case StoreError():
-                    self.loop.call_later(AGAIN_AFTER_S, self.let_go_on, run_id)
+                    self.loop.call_later(AGAIN_AFTER_S, self.unpause_after_raise, run_id)
                 case None | Conflict():
                     pass
                 case _:

@@ -195,7 +195,7 @@ class Dispatcher:
         from perdure.engine.notify import messages  # imported late: most workers never send a notice
 
         # If this is a retry of the webhook, the notice is in the log already. Without a webhook there is a retry only
-        # after a crash, which may have come before the line in the log.
+        # after a crash, and the crash may have happened before the notice was in the log.
         if notice.attempts == 0 or not self._settings.webhook_url:
             notify.info("%s", messages.line(notice))
         if self._misfit is not None:

@@ -62,7 +62,7 @@ def _words(event: Event, row: RunRow) -> str:
             who = f"{_people(asked.by)}{number}, {_until(asked.expires_at)}"
             return f"approval wanted by {of_run}: {_clip(asked.action, 100)} {_shown(asked.input)}{because}; asked of {who}"
         case ApprovalEscalated(to=to, expires_at=expires_at):
-            return f"approval still wanted by {of_run}, nobody has decided in time; asked of {_people(to)}, {_until(expires_at)}"
+            return f"approval still wanted by {of_run}, there was no decision in time; asked of {_people(to)}, {_until(expires_at)}"
         case AttentionNeeded(reason=reason, detail=detail):
             return f"{of_run} needs attention ({reason}): {_clip(detail, 400)}"
         case BudgetExceeded(budget_of=owner, what=what) as over:
@@ -86,7 +86,7 @@ def _command(notice: NoticeRow) -> str:
 
 
 def _people(who: tuple[str, ...]) -> str:
-    return _clip(", ".join(who), 300) or "anybody"
+    return _clip(", ".join(who), 300) or "any person"
 
 
 def _until(expires_at: int | None) -> str:

@@ -22,7 +22,7 @@ from perdure.webhooks import ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, sign
 
 TIMEOUT_S = 10.0  # the timeout of the connect, and of every wait for data
 GIVE_UP_S = 20.0  # the limit for the whole request: if an answer comes byte by byte, TIMEOUT_S never ends it
-_LOOKUP_S = 2.0  # added to GIVE_UP_S, in case that the lookup of the host's name hangs
+_LOOKUP_S = 2.0  # added to GIVE_UP_S, because the lookup of the host's name may hang
 _POLITENESS_S = 2.0  # how long to read the body of the answer, which is not used
 _MAX_ANSWER_BYTES = 64 * 1024
 MIN_SECRET_CHARS = 32
@@ -195,7 +195,7 @@ def _parsed(url: str) -> tuple[str, str, int, str]:
     if parts.scheme not in ("http", "https") or not host:
         raise InvalidInput("webhook_url must begin with https:// or http:// and name a host")
     if not url.isascii() or not url.isprintable() or " " in url:
-        raise InvalidInput("webhook_url may hold printable ASCII alone, and no blank; percent-encode the rest")
+        raise InvalidInput("webhook_url may contain only printable ASCII and no blank; percent-encode the rest")
     if "@" in parts.netloc:
         raise InvalidInput("webhook_url must not hold a user name or password; the signature says who sends")
     if "#" in url:
