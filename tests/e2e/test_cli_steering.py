@@ -119,6 +119,17 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 # -- a time to begin ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("given", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_run_that_waits_for_its_time_keeps_it_when_its_process_is_told_to_stop(desk: Desk, given: signal.Signals) -> None:
+    waiting = desk.begin("run", "desk.py:looker", "--id", "r", "--not-before", "2h")
+    assert waiting.stderr is not None
+    assert "run r begins at" in waiting.stderr.readline()
+    waiting.send_signal(given)
+    assert "must not begin before" in waiting.communicate(timeout=60)[1]
+    assert desk.types("r") == ["run_created"], "a release would have made it ready at once"
+    assert desk.ledger == []
+
+
 def test_a_run_whose_time_has_not_come_is_not_resumed_before_it_unless_the_user_says_so(desk: Desk) -> None:
     told = desk("run", "desk.py:looker", "--id", "r", "--not-before", "2h", "--detach").stderr
     assert told.rstrip().endswith("or now and here: perdure resume r --now")

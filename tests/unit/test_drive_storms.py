@@ -192,3 +192,25 @@ def test_nobody_is_judged_before_the_others_can_have_noticed_that_the_database_i
             return time.monotonic() - back_s
 
     assert run(main()) > 1.4
+
+
+def test_a_worker_that_runs_all_the_time_is_not_told_that_it_was_suspended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        with closing(open_store(f"sqlite:///{tmp_path}/db")) as store:
+            clock, beats = Clock(), 0
+            store.register("w", "w", 1, clock.now())
+            renewer = Renewer(store, "w", clock, 2.0, Watchdog(asyncio.get_running_loop(), lambda: ""))
+            renew = store.renew
+
+            def counted(worker: str, now: int) -> None:
+                nonlocal beats
+                beats += 1
+                renew(worker, now)
+
+            store.renew = counted  # type: ignore[method-assign]
+            renewer.start()
+            await until(lambda: beats >= 8)  # longer than a lease
+            renewer.stop()
+
+    run(main())
+    assert "did not run" not in caplog.text

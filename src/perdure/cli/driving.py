@@ -278,6 +278,8 @@ def _silent_words(holder: WorkerRow, row: RunRow) -> str:
 async def drive_or_follow(app: Perdure, run_id: str, *, not_before: int = 0) -> RunRow:
     """Like `drive`, but begin at the time `not_before`. While another worker holds the run, wait for the release."""
     stop = stop_on_signals(asyncio.get_running_loop())
+    if not_before > common.now_at(app.reading):
+        common.note(common.clean(f"perdure: run {run_id} begins at {common.iso(not_before)}; waiting, and Ctrl-C leaves it as it is"))
     while (left_s := (not_before - common.now_at(app.reading)) / 1e6) > 0 and not stop.is_set():
         if (await app.handle(run_id).row()).epoch > 0:
             break  # a worker with a faster clock has already claimed the run

@@ -98,8 +98,8 @@ def _words(message: dict[str, Any]) -> str:
     return f"the user said: “{text}”"
 
 
-def wanted_by(event: Event, chain: Sequence[Event], load: Load | None) -> str | None:
-    """In words: the model answer in the chain that asked for this call; None if no model asked for the call."""
+def wanted_by(event: Event, answered: Event | None, load: Load | None) -> str | None:
+    """In words: the answer of a model (`answered`) that asked for this call; None if that answer did not ask for it."""
     args: Payload | None
     match event.body:
         case ModelCallInitiated():
@@ -110,7 +110,6 @@ def wanted_by(event: Event, chain: Sequence[Event], load: Load | None) -> str | 
             pass
         case _:
             return None
-    answered = next((before for before in reversed(chain) if isinstance(before.body, ModelCallCompleted)), None)
     answer = answer_in(answered.body.result, load) if answered is not None and isinstance(answered.body, ModelCallCompleted) else None
     if answered is None or answer is None:
         return None
@@ -173,7 +172,13 @@ def trace(
         raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {seq}")
     chain = _chain(events, seq)
     teller = _Teller(run_id, events, chain, read, load)
-    return [teller.link(step, event, chain[: step - 1]) for step, event in enumerate(chain, 1)]
+    links: list[Link] = []
+    before: Event | None = None
+    answered: Event | None = None  # the last answer of a model in the chain so far
+    for event in chain:
+        links.append(teller.link(len(links) + 1, event, before, answered))
+        before, answered = event, event if isinstance(event.body, ModelCallCompleted) else answered
+    return links
 
 
 def to_explain(events: Sequence[Event]) -> int:
@@ -243,9 +248,8 @@ class _Teller:
             else:
                 self._timeline.learn(event)
 
-    def link(self, step: int, event: Event, chain: Sequence[Event]) -> Link:
-        """The link for this event. `chain` has the earlier events of the chain; the last of them caused this event."""
-        before = chain[-1] if chain else None
+    def link(self, step: int, event: Event, before: Event | None, answered: Event | None) -> Link:
+        """The link for this event. `before` caused it. `answered` is the last answer of a model before it in the chain."""
         return Link(
             step=step,
             seq=event.seq,
@@ -258,7 +262,7 @@ class _Teller:
             cause=before.seq if before else None,
             inferred=before is not None and event.cause is None,
             says=taken_over(event, self._events) or self._said[event.seq],
-            because=wanted_by(event, chain, self._load) or _because(event, before),
+            because=wanted_by(event, answered, self._load) or _because(event, before),
             stated=[Statement(one.seq, one.event_id, one.type, self._said[one.seq]) for one in self._stated.get(event.seq, ())],
             meanwhile=[] if before is None else _takeovers(before, event, self._events),
             elsewhere=None if self._read is None else _elsewhere(event, self._read),

@@ -181,3 +181,4 @@ class Renewer:
                 log.log(
                     logging.DEBUG if known else logging.WARNING, "cannot renew the leases of this worker: %s; trying again", in_full(error)
                 )
+            since_s = time.monotonic()

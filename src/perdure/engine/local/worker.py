@@ -405,7 +405,9 @@ class Worker:
 
     async def _drive_family(self, run_id: str, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None) -> RunRow:
         seen = self._changes
-        row = await self._take_up(run_id, limits)
+        # If the caller has stopped already, do not even claim the run: a release would make the run ready at once, also
+        # a run that begins later.
+        row = await self._row(run_id) if stop.is_set() else await self._take_up(run_id, limits)
         while row.status not in FINISHED and not stop.is_set() and not self._draining:
             try:
                 if await self._look_after(row, wait, stop, limits, seen):
