@@ -529,7 +529,7 @@ class RunCore:
         if watch is not None and watch.circling is not None:
             self._attend("circling", watch.circling)  # the previous worker died before it could release the run
         elif is_poison(state.crashes, state.crashes_alone, self._settings.poison_limit):
-            deaths = f"{state.crashes} workers in a row died while they drove this run, without any progress in between"
+            deaths = f"{state.crashes} workers in a row died while they drove this run, and no call ended in between"
             self._attend("poison", f"{deaths}; in {state.crashes_alone} of these deaths it was the worker's only suspect")
         else:
             try:
@@ -1096,8 +1096,9 @@ class RunCore:
             # more.
             left_us = max(quiet_at - self._mono, 0)
             self._ask_hook(call, left_us)
-            words = "found nothing; its request may still arrive, so the hook is asked again in"
-            self._note("warning", f"the hook of {call.tool} (call {number}) {words} {left_us / 1e6:.0f} s")
+            said = {"not_happened": "found nothing", "in_progress": "says in progress"}.get(outcome.kind, "does not know")
+            words = "the request may still arrive, so the hook is asked again in"
+            self._note("warning", f"the hook of {call.tool} (call {number}) {said}; {words} {left_us / 1e6:.0f} s")
             return
         wanted = number not in self._unwanted
         cancelling = self.state.cancel is not None
