@@ -458,7 +458,7 @@ def database_file(url: str) -> Path | None:
 
 
 def require_database(url: str) -> None:
-    """NotFound unless the database exists: only a verb that starts runs may create a database."""
+    """Raise NotFound if the database does not exist: the commands that use this must not create a database."""
     file = database_file(url)
     if file is not None and not file.exists():
         where = f"{file.name} in {file.absolute().parent}"

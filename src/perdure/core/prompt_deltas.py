@@ -221,7 +221,7 @@ def _around(frame: Mapping[str, Any]) -> tuple[bytes, bytes]:
 
 
 def _in_ascii(whole: bytes) -> bytes:
-    """The document as codec.encode writes it. It changes only if it contains a lone surrogate: then it is in ASCII."""
+    """Encode the document again with codec.encode. With a lone surrogate the result is ASCII; else it equals the input."""
     return codec.encode(codec.decode(whole))
 
 

@@ -1609,7 +1609,7 @@ class RunCore:
                 for number in due:
                     call = state.calls[number]
                     if call.effect == "transaction":
-                        self._due.append(number)  # an append holds at most one transaction
+                        self._due.append(number)  # it stays due: one append can hold only one transaction
                     else:
                         self._starting.append(number)
                         begins.append(self._begin_of(call))

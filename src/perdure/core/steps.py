@@ -322,7 +322,7 @@ class Step(Struct, gc=False):
     append: StepAppend | None = None
     begin: Sequence[Begin] = ()  # attempts to begin when the append is durable
     wake_after_us: int | None = None
-    # The run only waits for its children, or for money that other runs have reserved. If other runs need its place in
-    # the worker, send `Crowded`.
+    # True: the run waits only for its children, or for budget that other runs have reserved. If other runs need this
+    # run's place in the worker, the engine sends `Crowded`.
     yields: bool = False
     end: Rested | Broken | None = None

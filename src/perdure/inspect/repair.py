@@ -27,7 +27,7 @@ def plan_repair(store: Reading, row: RunRow) -> Repair | None:
     None: there is nothing to repair, or the journal is damaged, or its end was cut off (by the journal-wide chain).
     """
     if row.run_id in missing_ends(store, row.run_id)[0]:
-        return None  # the run would continue from the shorter journal, and repeat its last effects
+        return None  # its end is missing: after a repair, the run would go on from there and repeat its last effects
     stored = store.stored(row.run_id)
     verdict, checked = verify_journal(row, stored, store.blob)
     if verdict.problem is not None:

@@ -48,7 +48,7 @@ class NewRun(Struct, frozen=True, gc=False):
     blobs: tuple[bytes, ...] = ()
     # Ids of artifacts that the input names. The run's family may open those of its tenant from then on.
     artifacts: tuple[str, ...] = ()
-    # Those of them that the input holds as pointers: NotFound if one of them is not there for the tenant.
+    # The artifacts that the input contains as pointers. NotFound if the tenant does not have one of them.
     needed_artifacts: tuple[str, ...] = ()
 
 

@@ -669,7 +669,7 @@ class Worker:
             return claimed, ()
 
     async def _find_child_agents(self) -> bool:
-        """Are there children whose agents can be found only through their parents' code? Then replay the parents."""
+        """Replay the parents whose code is needed to find the agents of their children. True if there are such parents."""
         self._last_child_agents_s = self.loop.time()
         parents = await self._ask(lambda: self._kin.parents_to_ask(self.clock.now()))
         for run_id in parents:

@@ -72,7 +72,7 @@ class PostgresJournal(Journal):
         try:
             committed = self._append_plain(plain) if plain else set()
         except Locked:
-            committed = set()  # nothing was written: the common path waits a moment for the lock
+            committed = set()  # nothing was written: `_append_rest` tries again, and waits a short time for the lock
         except _Lost as lost:
             # The statement was sent, and its answer was lost.
             log.warning("%s; looking what became of %d appends", lost, len(plain))

@@ -252,7 +252,7 @@ class SqliteDatabase:
             return
         try:
             connection = self._connection()
-            connection.set_busy_timeout(0)  # do not wait for a reader: the next write that fails tries again
+            connection.set_busy_timeout(0)  # do not wait for readers: the next failed write starts another checkpoint
             try:
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             finally:

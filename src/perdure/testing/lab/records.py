@@ -93,7 +93,7 @@ class Figures(Struct, frozen=True):
     boundaries: int  # how many boundaries the undisturbed run reaches
     tried: int  # at how many boundaries a process was killed
     trials: int
-    planned: int  # how many trials were possible, pairs included; `trials` of them were made
+    planned: int  # the number of trials without the limit, with those of two kills; the field `trials` says how many were run
     kills: int
     ok: int
     doubt: int
