@@ -572,7 +572,7 @@ STORE = (
         where="plan_repair",
         old="    if verdict.problem is not None:",
         new="    if False:",
-        red="tests/unit/test_inspect_repair.py::test_a_journal_that_is_damaged_itself_is_never_papered_over[sqlite]",
+        red="tests/unit/test_inspect_repair.py::test_a_journal_with_an_edited_event_is_not_repaired[sqlite]",
         store="both",
     ),
     Mutant(

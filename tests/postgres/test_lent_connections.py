@@ -138,7 +138,7 @@ def test_a_transaction_that_was_ended_behind_our_back_is_noticed(postgres_url: s
             connection._connection.execute(b"COMMIT; BEGIN")
             return tail_of(store, hand, head), "done"
 
-        with pytest.raises(StoreError, match="has ended the transaction"):
+        with pytest.raises(StoreError, match="has ended its transaction"):
             store.transact(head, work)
 
 

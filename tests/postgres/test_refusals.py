@@ -26,7 +26,7 @@ def refusal(url: str, *, create: bool = True) -> PerdureError:
     """Why the store cannot be opened."""
     with pytest.raises(PerdureError) as caught:
         open_store(url, create=create).close()
-    said = str(caught.value)
+    said = caught.value.in_full()
     assert "\n" not in said
     assert len(said) < 600
     assert SECRET not in "".join(traceback.format_exception(caught.value))
@@ -56,15 +56,15 @@ def role(postgres: Server, postgres_url: str) -> Iterator[str]:
     [
         ("default_transaction_read_only", "on", StoreUnavailable, "takes no writes"),
         ("synchronous_commit", "off", StoreError, "ALTER ROLE … SET synchronous_commit = on"),
-        ("search_path", "'nowhere'", StoreError, "put it into its search_path"),
+        ("search_path", "'nowhere'", StoreError, "put it into the user's search_path"),
     ],
 )
 def test_a_setting_under_which_no_promise_can_be_kept(postgres, postgres_url, setting, value, kind, words) -> None:
     postgres.execute(f'ALTER DATABASE "{database_of(postgres_url)}" SET {setting} = {value}')
     error = refusal(with_password(postgres_url))
     assert type(error) is kind
-    assert words in str(error)
-    assert database_of(postgres_url) in str(error)
+    assert words in error.in_full()
+    assert database_of(postgres_url) in error.in_full()
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
@@ -76,8 +76,8 @@ def test_a_database_that_cannot_hold_every_character(postgres, postgres_url, enc
     finally:
         postgres.drop(url)
     assert type(error) is StoreError
-    assert encoding in str(error)
-    assert "ENCODING 'UTF8'" in str(error)
+    assert encoding in error.in_full()
+    assert "ENCODING 'UTF8'" in error.in_full()
 
 
 def test_a_standby_that_somebody_has_connected_to_by_mistake(postgres, postgres_url) -> None:
@@ -86,8 +86,8 @@ def test_a_standby_that_somebody_has_connected_to_by_mistake(postgres, postgres_
         postgres.restart_as_standby()
         error = refusal(postgres_url)
         assert type(error) is StoreUnavailable
-        assert "read-only standby" in str(error)
-        assert "connect to the primary" in str(error)
+        assert "read-only standby" in error.in_full()
+        assert "connect to the primary" in error.in_full()
         # One that was open already says the same, and serves again when its primary is back.
         with pytest.raises(StoreUnavailable, match="takes no writes"):
             store.create_run(new_run("r"))
@@ -117,7 +117,7 @@ def test_a_database_that_turns_read_only_under_an_open_store(postgres, postgres_
 
 
 def is_let_in_by_nobody(url: str) -> bool:
-    return "does not let us in" in str(refusal(url))
+    return "does not let us in" in refusal(url).in_full()
 
 
 def test_nobody_of_that_name_no_password_and_a_wrong_one(postgres, postgres_url, role) -> None:
@@ -135,8 +135,8 @@ def test_nobody_of_that_name_no_password_and_a_wrong_one(postgres, postgres_url,
             until(partial(is_let_in_by_nobody, url))
             error = refusal(url)
             assert type(error) is StoreError, "waiting would not help"
-            assert "does not let us in" in str(error)
-            assert any(way_out in str(error) for way_out in ("check user and password in the URL", "~/.pgpass"))
+            assert "does not let us in" in error.in_full()
+            assert any(way_out in error.in_full() for way_out in ("check user and password in the URL", "~/.pgpass"))
     finally:
         hba.write_text(trusting)
         postgres.execute("SELECT pg_reload_conf()")
@@ -145,28 +145,28 @@ def test_nobody_of_that_name_no_password_and_a_wrong_one(postgres, postgres_url,
 def test_a_database_that_does_not_exist(postgres_url) -> None:
     error = refusal(with_password(postgres_url).replace(database_of(postgres_url), "no_such_thing"))
     assert type(error) is StoreError
-    assert "no_such_thing" in str(error)
-    assert "createdb" in str(error)
+    assert "no_such_thing" in error.in_full()
+    assert "createdb" in error.in_full()
 
 
 def test_a_server_that_is_not_there(postgres, postgres_url) -> None:
     postgres.stop()
     error = refusal(with_password(postgres_url))
     assert type(error) is StoreUnavailable
-    assert "refused" in str(error)
+    assert "refused" in error.in_full()
 
 
 def test_a_host_that_does_not_exist() -> None:
     error = refusal(f"postgresql://app:{SECRET}@no-such-host.invalid/db")
     assert type(error) is StoreUnavailable
-    assert "no-such-host.invalid" in str(error)
+    assert "no-such-host.invalid" in error.in_full()
 
 
 def test_somebody_who_may_not_make_tables(postgres_url, role) -> None:
     error = refusal(with_password(postgres_url, role))
     assert type(error) is StoreError
-    assert "GRANT" in str(error)
-    assert "let the owner of the tables migrate" in str(error)
+    assert "GRANT" in error.in_full()
+    assert "let the owner of the tables migrate" in error.in_full()
 
 
 def test_somebody_who_may_only_read(postgres_url, role) -> None:
@@ -183,7 +183,7 @@ def test_somebody_who_may_only_read(postgres_url, role) -> None:
 def test_a_database_without_a_journal_is_left_alone_when_none_may_be_made(postgres_url) -> None:
     error = refusal(with_password(postgres_url), create=False)
     assert type(error) is StoreCorrupt
-    assert "was left alone" in str(error)
+    assert "was left alone" in error.in_full()
     with psycopg.connect(postgres_url) as connection:
         assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
 

@@ -66,7 +66,7 @@ def test_a_checkpoint_that_does_not_sync_the_database_damages_it(folder: Path) -
         folder,
         [op for op in log if op is first or not any(op is one for one in later)],
         CHECKPOINTS,
-        "malformed|is damaged|is gone|is not the one",
+        "malformed|is damaged|is gone|is not the one|disk I/O error",
     )
 
 

@@ -207,3 +207,11 @@ def test_a_journal_that_is_damaged_itself_is_never_papered_over(journal: tuple[S
     seq = require(store, "asks").seq
     forge(f"DELETE FROM perdure_events WHERE seq = {seq} AND run = (SELECT id FROM perdure_runs WHERE run_id = 'asks')")
     assert plan_repair(store, require(store, "asks")) is None
+
+
+def test_a_journal_with_an_edited_event_is_not_repaired(journal: tuple[Store, Forge]) -> None:
+    store, forge = journal
+    forge("UPDATE perdure_runs SET crashes = 99 WHERE run_id = 'asks'")
+    assert plan_repair(store, require(store, "asks")) is not None
+    forge("UPDATE perdure_events SET ts = ts + 1 WHERE seq = 2 AND run = (SELECT id FROM perdure_runs WHERE run_id = 'asks')")
+    assert plan_repair(store, require(store, "asks")) is None

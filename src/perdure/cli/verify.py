@@ -60,12 +60,12 @@ def command(
         cut, deleted = missing_ends(store, run_id)
         for row in [require(store, run_id)] if run_id is not None else all_rows(store):
             verdict = verify_run(store, row, relatives)
-            if row.run_id in cut and (verdict.problem is None or verdict.projection):
-                # Also if the row is wrong: the row may be all that is left of the end. A repair by the shorter journal
-                # would let the run go on, and make its last effects again.
-                verdict = structs.replace(verdict, problem=cut[row.run_id], projection=False)
-            elif repair and verdict.projection:
+            ends = cut
+            if repair and verdict.projection:
                 verdict = _repaired(cast(Store, store), verdict, yes, as_json)
+                ends = missing_ends(store, row.run_id)[0]
+            if row.run_id in ends and (verdict.problem is None or verdict.projection):
+                verdict = structs.replace(verdict, problem=ends[row.run_id], projection=False)
             runs, events, bad = runs + 1, events + verdict.events, bad + (verdict.problem is not None)
             if as_json:
                 common.out_json(msgspec.to_builtins(verdict))

@@ -13,7 +13,6 @@ from perdure.core.events import ChildStarted
 from perdure.core.state import AskState, RunState, fold
 from perdure.engine.api import Reading
 from perdure.errors import PerdureError, StoreCorrupt
-from perdure.inspect.chain import missing_ends
 from perdure.inspect.consistency import approval_problem, approval_status, budget_problem
 from perdure.inspect.projection import right_row
 from perdure.inspect.text import limits_words
@@ -26,12 +25,14 @@ def plan_repair(store: Reading, row: RunRow) -> Repair | None:
 
     None: there is nothing to repair, or the journal is damaged, or its end was cut off (by the journal-wide chain).
     """
-    if row.run_id in missing_ends(store, row.run_id)[0]:
-        return None  # its end is missing: after a repair, the run would go on from there and repeat its last effects
     stored = store.stored(row.run_id)
     verdict, checked = verify_journal(row, stored, store.blob)
     if verdict.problem is not None:
         return None  # a row that was made to fit a damaged journal would hide the damage
+    # The journal-wide chain has a later event, or another one: the end was cut off or rewritten. After a repair, the run
+    # would go on from there and repeat its last effects. If only the row names too early an event, the journal is whole.
+    if any(missing.last_seq > len(stored) or row.seq >= missing.last_seq for missing in store.missing_heads(row.run_id)):
+        return None
     state = checked.state
     unread = [letter for letter in store.unread(row.run_id) if letter.body is not None]
     wrong = right_row(row, state, checked.events, checked.input_digest, checked.head, has_post=bool(unread))

@@ -158,7 +158,7 @@ def open_postgres(url: str, *, create: bool = True, answer_s: float = 10.0, conn
         except StoreUnavailable as error:
             # Try again if the message says that the server is starting up or recovering. The caller gets any other
             # error.
-            if ("starting up" not in str(error) and "recovery" not in str(error)) or time.monotonic() > deadline_s:
+            if ("starting up" not in error.in_full() and "recovery" not in error.in_full()) or time.monotonic() > deadline_s:
                 pool.close()
                 raise
             time.sleep(0.2)
