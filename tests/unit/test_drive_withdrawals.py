@@ -452,7 +452,14 @@ def test_a_tool_proposed_while_its_run_is_handed_over_asks_its_person_later(tmp_
                 release.set()
                 row = await driving
             else:
-                stop.set()
+                claim = app.store.claim
+
+                def claim_and_stop(*args: Any, **kwargs: Any) -> Any:
+                    claimed = claim(*args, **kwargs)
+                    stop.set()  # the run is claimed, and its agent has not made its first step
+                    return claimed
+
+                app.store.claim = claim_and_stop  # type: ignore[method-assign]
                 row = await app.engine.drive("r", stop=stop)
             assert (row.status, statuses(app)) == ("queued", [])
             lines = outline(await app.handle("r").events())
