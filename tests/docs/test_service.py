@@ -234,7 +234,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(service):
     for _ in range(3):
         with service.events("ann", "case-1") as frames:
             read_until(frames, type="run_released", status="waiting_approval")  # parked: no event will come
-    # uvicorn waits for requests under way before it ends. A stream that goes on for nobody would be one.
+    # uvicorn waits for requests under way before it ends. A stream without a client would be such a request.
     asked = time.monotonic()
     service.web.terminate()
     service.web.wait(timeout=PATIENCE_S)

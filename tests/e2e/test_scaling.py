@@ -257,7 +257,9 @@ def test_resuming_a_run_reads_its_journal_once_and_asks_for_no_call(tmp_path, mo
         url = killed(tmp_path, calls, monkeypatch)
         with statements() as seen:
             asyncio.run(resume(url))
+        # The whole journal once, and the type of its last event: a run that has ended is not claimed.
         assert len(seen.of("SELECT seq", "FROM perdure_events")) == 1
+        assert len(seen.of("SELECT", "FROM perdure_events")) == 2
         return len(seen.but_polls)
 
     # 580 more calls: on a slow machine the inbox is looked into a few times meanwhile, and that is all.

@@ -405,7 +405,7 @@ class World:
             if self._dice.random() < 0.9:
                 self.kernel.at(self.kernel.now_us + 100 + int(self._dice.random() * 2000), partial(self._rung, process, ring))
 
-    watched = False  # nobody here waits for a run of another process
+    watched = False  # no caller in the simulation waits for a run of another process
 
     def watch(self, moved: Callable[..., None]) -> Callable[[], None]:
         return lambda: None

@@ -1,4 +1,4 @@
-"""Whoever waits for a run: one look serves all waiters of an app, hints wake them, and nothing is missed or told twice."""
+"""Callers that wait for runs: one look serves all callers of an app, hints wake them, and no event is missed or told twice."""
 
 from __future__ import annotations
 
