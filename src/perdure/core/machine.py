@@ -336,7 +336,7 @@ class Machine:
         A person may resolve the doubt about such a call at any time.
         """
         number = event.call
-        if number is None or number not in self.earlier.requests or number in self._open:
+        if number is None or number in self._open or number not in self.earlier.requests:
             return False
         self.earlier.outcomes[number] = [event]
         return True

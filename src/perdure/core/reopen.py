@@ -234,6 +234,8 @@ def _check(past: History, state: RunState, back_to: int) -> None:
         raise Conflict(f"run {run_id} has succeeded: its result counts, and it cannot be reopened")
     if not 1 <= back_to <= state.seq:
         raise InvalidInput(f"run {run_id} has no event {back_to}: its events are 1 to {state.seq}")
+    if state.finished and back_to == state.seq:
+        raise InvalidInput(f"{_cannot(state, back_to)}: that event is its end; go back to event {back_to - 1} or before")
     place = _place(past.events, back_to)
     if place == 0 or past.events[place - 1].seq != back_to:
         raise InvalidInput(f"{_cannot(state, back_to)}: that event was superseded when the run was reopened before")
