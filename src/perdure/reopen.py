@@ -16,13 +16,17 @@ from perdure import shell
 from perdure.agent import Agent
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunSucceeded, Usage
-from perdure.core.machine import AskApproval, CallTool, Command, Finish, StartChild, Succeeded
-from perdure.core.prompt_deltas import in_short
+from perdure.core.identity import undo_id, undone_by
+from perdure.core.machine import AskApproval, CallTool, Command, Failed, Finish, StartChild, Succeeded
+from perdure.core.prompt_deltas import in_short, is_request
 from perdure.core.reopen import Reopening, reopening, retry_point
 from perdure.core.replay import Frontier
 from perdure.core.state import FINISHED, CallState, RunState, fold
 from perdure.engine.api import Reading, no_such_run
+from perdure.engine.local import sandbox
 from perdure.errors import AlreadyRunning, Conflict
+from perdure.inspect.branches import asked_in_all_branches
+from perdure.inspect.resuming import open_call_words
 from perdure.store.api import Reopen, RunRow
 
 
@@ -34,6 +38,7 @@ class ReopenedCall(Struct, frozen=True):
     effect: str
     state: str  # "completed", "failed", "in_doubt" …
     key: str
+    undo: bool | None = None  # has its tool a compensate hook? None: this code does not say
 
 
 class Reopened(Struct, frozen=True):
@@ -41,12 +46,14 @@ class Reopened(Struct, frozen=True):
 
     run_id: str
     back_to: int  # the event from which the run goes on
-    version: str  # the version of the agent's code that goes on with the run
+    before: str  # the version of the agent's code that has driven the run so far
+    version: str  # the version that goes on with the run
     kept: list[ReopenedCall]  # calls with a result that the agent keeps
     again: list[ReopenedCall]  # calls that failed: attempted again, or asked about if they may have happened
     # Calls that were made after `back_to`. If the agent makes one again, its recorded result is used. If not, its
     # effect stays.
     superseded: list[ReopenedCall]
+    open: list[str]  # calls without a result for which the agent waits: what becomes of each
     next: list[str]  # what the agent asks for first
     used: Usage  # what the run has used so far
     children: list[Reopened]  # the children that go on too
@@ -69,6 +76,7 @@ class Planner:
         load: Callable[[Payload], bytes],
         *,
         max_steps: int,
+        max_asks: int,
         now: int,
         new_id: Callable[[], str],
     ) -> None:
@@ -76,6 +84,7 @@ class Planner:
         self._agent_of = agent_of
         self._load = load
         self._max_steps = max_steps
+        self._max_asks = max_asks
         self._now = now
         self._new_id = new_id
 
@@ -96,6 +105,9 @@ class Planner:
         than the journal has up to that point.
         """
         row = self._row(run_id, tenant)
+        sandbox.guard()  # an agent must not do I/O, also while it is replayed
+        if (undone := undone_by(run_id)) is not None:
+            raise Conflict(f"run {run_id} is the undo of run {undone}, and is not reopened", hint=shell.command("undo", undone))
         if row.parent is not None:
             raise Conflict(
                 f"run {run_id} is a child of run {row.parent}, which has been told how it ended: reopen the parent, and its child goes on too",
@@ -116,6 +128,11 @@ class Planner:
     ) -> Reopened:
         if row.status == "running" or row.holder is not None:
             raise AlreadyRunning(f"run {row.run_id} is held by a worker", hint=f"pause it first: {shell.command('pause', row.run_id)}")
+        if self._reading.get(undo_id(row.run_id)) is not None:
+            # The journal still says that the calls have results, and the agent would rely on effects that are undone.
+            raise Conflict(
+                f"run {row.run_id} has been undone, or is being undone, by run {undo_id(row.run_id)}, so it cannot go on; start a new run"
+            )
         events = self._reading.read(row.run_id)
         found = reopening(events, retry_point(events) if to is None else to, by=by, reason=reason, fresh=fresh)
         state = fold(events)
@@ -127,14 +144,17 @@ class Planner:
         after = fold(reopened)
         after.version = agent.version
         frontier = agent.replayed(after, reopened, self._load, self._max_steps)
+        hooks = self._hooks(agent, after, reopened) if found.superseded else {}
         runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
             row.run_id,
             found.back_to,
+            row.version,
             agent.version,
             kept=[_call(call) for call in found.kept],
             again=[_call(call) for call in found.again],
-            superseded=[_call(call) for call in found.superseded],
+            superseded=[_call(call, hooks.get(call.number)) for call in found.superseded],
+            open=[open_call_words(call, frontier, after, max_asks=self._max_asks, now=self._now) for _, call in sorted(after.open.items())],
             next=list(_next(frontier, state)),
             used=state.used,
             children=[
@@ -142,6 +162,11 @@ class Planner:
                 for child in found.children
             ],
         )
+
+    def _hooks(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, bool]:
+        """Call → has its tool a compensate hook in this code?"""
+        asked = asked_in_all_branches(agent, state, events, self._load, self._max_steps)
+        return {number: call.tool.compensator is not None for number, call in asked.items() if isinstance(call, CallTool)}
 
     def _agent_of_child(self, run_id: str, frontier: Frontier, state: RunState) -> Agent[Any, Any]:
         number = next(number for number, child in state.children.items() if child.run_id == run_id)
@@ -176,8 +201,9 @@ def _would_be(events: Sequence[Event], bodies: Sequence[tuple[AnyBody, int | Non
     return [*events, *more]
 
 
-def _call(call: CallState) -> ReopenedCall:
-    return ReopenedCall(call.number, call.tool, call.effect, call.phase, call.key)
+def _call(call: CallState, undo: bool | None = None) -> ReopenedCall:
+    effect = "model" if is_request(call.args) else call.effect
+    return ReopenedCall(call.number, call.tool, effect, call.phase, call.key, undo)
 
 
 def _next(frontier: Frontier, state: RunState) -> Iterator[str]:
@@ -199,8 +225,10 @@ def _words(command: Command) -> str | None:
             return f"child {number}: {agent.name}({_short(args.decode('utf-8', 'replace'))})"
         case Finish(Succeeded()):
             return "the run succeeds"
+        case Finish(Failed(failure)):
+            return f"nothing: the run fails again with this code: {failure.type}: {_short(failure.message)}"
         case Finish():
-            return f"the run ends: {type(command.outcome).__name__.lower()}"
+            return "nothing: the run ends as cancelled"
         case _:
             return None
 

@@ -18,6 +18,7 @@ from perdure.core.events import (
     RunClaimed,
     RunCreated,
     RunReleased,
+    RunReopened,
     RunRequeued,
     RunUnpaused,
     Status,
@@ -183,6 +184,9 @@ class _Resting:
         self.attention = attention.reason if attention is not None and body.status == "needs_attention" else None
         self.error = attention.detail[:ERROR_CHARS] if attention is not None else None
 
+    def reopened(self, event: Event) -> None:
+        self.status, self.waiting_for, self.ready_at, self.attention, self.error = "queued", None, event.ts, None, None
+
     def landed(self, event: Event, *, cancelled: bool) -> None:
         status, wake = landing(self.status, self.attention, event.body)
         if wake == "never":
@@ -209,6 +213,9 @@ def _rest(events: Sequence[Event], row: RunRow) -> _Resting:
             case RunReleased():
                 held = False
                 resting.released(event, body, attention, row)
+            case RunReopened():
+                held, cancelled, attention = False, False, None
+                resting.reopened(event)
             case _ if not held:
                 cancelled = cancelled or isinstance(body, CancelRequested)
                 resting.landed(event, cancelled=cancelled)
