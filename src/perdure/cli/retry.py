@@ -28,7 +28,7 @@ from perdure.errors import Conflict, InvalidInput, PerdureError, StoreUnavailabl
 from perdure.inspect.text import clip, plural, span
 from perdure.inspect.view import read_run, require
 from perdure.settings import Settings
-from perdure.store.api import RunRow
+from perdure.store.api import FINISHED, RunRow
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
@@ -93,6 +93,7 @@ def command(
             row = require(store, run_ids[0])
             if row.status == "needs_attention":
                 return asyncio.run(_unpause_one(settings, store, row, order))
+            _check_ended(row)
             agents = agents_of(store, row, target, tools, settings, "retry", common.url_words(url))
             return asyncio.run(_one(settings, row.run_id, agents, order))
     crowd = _Crowd(settings, order, target, tools, query, run_ids, now)
@@ -122,6 +123,21 @@ def _split(store: Reading, words: tuple[str, ...], where: str | None) -> tuple[l
     if where is None and not run_ids:
         raise InvalidInput("name the runs to retry, or select them: perdure retry --where 'status:failed agent:NAME'")
     return run_ids, target
+
+
+def _check_ended(row: RunRow) -> None:
+    """Conflict, with the way out, if the run has not ended."""
+    way_out = {
+        "queued": f"it is ready already: {shell.command('resume', row.run_id)}, or a worker goes on with it",
+        "paused": f"let it go on: {shell.command('unpause', row.run_id)}",
+        "running": f"a worker holds it: {shell.command('why', row.run_id)}",
+    }
+    if row.status not in FINISHED:
+        back = f"to let it go on from an earlier event: {shell.command('rewind', row.run_id)} --to SEQ"
+        raise Conflict(
+            f"run {row.run_id} is {row.status.replace('_', ' ')}, and only a run that has failed or was cancelled is retried",
+            hint=way_out.get(row.status, back),
+        )
 
 
 def agents_of(

@@ -106,7 +106,10 @@ def _as_far_as_possible(
 ) -> dict[int, Asked]:
     for _ in range(_MOST_CUTS):
         try:
-            return agent.replayed(state, events, load, max_steps).calls
+            frontier = agent.replayed(state, events, load, max_steps)
+            # What this code asks for at the frontier is not in the branch: the branch has other calls with these numbers.
+            pending = {command.number for _, command in frontier.pending if isinstance(command, Asked)}
+            return {number: call for number, call in frontier.calls.items() if number not in pending}
         except Diverged as diverged:
             if not 1 < diverged.seq <= len(events):
                 return {}
