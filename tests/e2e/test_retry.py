@@ -202,7 +202,9 @@ def test_a_cancelled_run_goes_on_after_all(desk: Desk) -> None:
     desk("run", "shop.py:waiter", "--id", "w1", "--no-wait", code=3)
     desk("cancel", "w1")
     desk("resume", "w1", code=5)
-    assert "as if its cancel had not been asked for" in desk("why", "w1")
+    page = desk.lines("why", "w1")[0]
+    assert page["next"][-1]["command"] == "perdure retry w1"
+    assert "as if its cancel had not been asked for" in page["next"][-1]["does"]
     desk("retry", "w1", "--yes")
     assert "being cancelled" not in desk("why", "w1")
     desk("signal", "w1", "go", '"now"')

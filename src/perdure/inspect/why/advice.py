@@ -282,8 +282,10 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     row, state = scene.reading.row, scene.reading.state
     orders = Orders(row, options, code, cancelled=state.cancel is not None)
     if row.status in FINISHED:
+        steps = orders.after_the_end(state, scene.undoing, taken_back(state, scene.load))
         again = [] if scene.undoing is not None else orders.reopen(scene.reading)
-        return [*again, *orders.after_the_end(state, scene.undoing, taken_back(state, scene.load))]
+        # A run that was cancelled was meant to end: so to let it go on is the last thing to offer.
+        return [*steps, *again] if row.status == "cancelled" else [*again, *steps]
     stop = _stop(scene, orders)
     add = [orders.top_up_below(short) for short in what.short if scene.short is None or scene.short.budget_of != short.budget_of]
     people = [*_decide(what.asked, orders), *add, *_look_below(what.news, orders)]
