@@ -28,6 +28,8 @@ from itertools import islice, pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from msgspec import Struct
+
 from perdure.agent import Agent
 from perdure.agents.mcp.secrets import secrets_of
 from perdure.core.invisible import escaped
@@ -193,11 +195,11 @@ class Values:
         if (short := _short(kind, value)) is not None:
             out.add(short)
             return
-        declared, of_class = _static(kind, "__struct_fields__"), _static(kind, "__dataclass_fields__")
+        of_class = _static(kind, "__dataclass_fields__")
         attributes = {name: one for name, one in attributes_of(value).items() if not name.startswith("__")}
         opening, closing = f"{_name_of(kind)}(", ")"
-        if type(declared) is tuple:
-            attributes = {name: attributes[name] for name in declared if name in attributes}
+        if issubclass(kind, Struct):
+            attributes = {name: attributes[name] for name in type.__getattribute__(kind, "__struct_fields__") if name in attributes}
         elif type(of_class) is dict:
             fields = [name for name, one in of_class.items() if type(one) is dataclasses.Field and one.repr]
             attributes = {name: attributes[name] for name in fields if name in attributes}
@@ -289,7 +291,7 @@ def _short(kind: type, value: Any) -> str | None:
         return f"<module {types.ModuleType.__getattribute__(value, '__name__')}>"
     module = _static(kind, "__module__")
     top = module.partition(".")[0] if type(module) is str else ""
-    if kind is types.SimpleNamespace or _static(kind, "__struct_fields__") is not None or _static(kind, "__dataclass_fields__") is not None:
+    if kind is types.SimpleNamespace or issubclass(kind, Struct) or _static(kind, "__dataclass_fields__") is not None:
         return None
     return f"<{_name_of(kind)}>" if top == "perdure" or (top in sys.stdlib_module_names and top != "__main__") else None
 

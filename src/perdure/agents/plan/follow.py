@@ -177,6 +177,10 @@ class Following:
         steps = {step.name: self._outcomes[step.name].what if step.name in self._outcomes else "open" for step in self._plan.steps}
         return {"steps": steps, **stopped}
 
+    def first_before(self, step: CheckedStep) -> Mapping[str, Any]:
+        """The step for which this step waits, for a person who looks into a run; empty if it waits for none."""
+        return next(({"waits_for_step": name} for name in step.waits_for if not self._ended[name].is_set()), {})
+
     def _check_approvals(self) -> None:
         for step in self._plan.steps:
             impossible = None if step.approval is None else step.approval.check_for(self._run.actor)
@@ -378,8 +382,8 @@ def facts_of(code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         following: Following = variables["self"]
         return following.facts()
     if code is Following._take.__code__:
-        step: CheckedStep = variables["step"]
-        return {"step": step.name, "tool": step.tool}
+        step, following = variables["step"], variables["self"]
+        return {"step": step.name, "tool": step.tool, **following.first_before(step)}
     if code is Following._make.__code__ and "arguments" in variables:
         return {"arguments": variables["arguments"]}
     return {}
