@@ -18,7 +18,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from tests.e2e.test_cli_reading import ROOT, Desk
+from tests.e2e.test_cli_reading import Desk
 
 CANARY = "canary-4711-value"
 SHOP = f"""
@@ -66,9 +66,9 @@ async def support(run: Run, order: str) -> str:
     try:
         return await refund(order, details["cents"])
     finally:
-        await lookup("cleaning up")
         with open(HERE / "ledger", "a") as ledger:
             ledger.write("the agent wrote\\n")
+        await lookup("cleaning up")
 
 @agent(version="1")
 async def fails(run: Run, order: str, api_key: str) -> float:
@@ -236,7 +236,7 @@ class Terminal:
 
     def __init__(self, desk: Desk, *args: str) -> None:
         self._fd, theirs = pty.openpty()
-        environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HOME": str(desk.folder), "TERM": "dumb"}
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(desk.folder), "TERM": "dumb"}
         command = [sys.executable, "-m", "perdure", *args]
         self._child = subprocess.Popen(
             command, cwd=desk.folder, env=environ, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
