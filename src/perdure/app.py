@@ -815,7 +815,7 @@ class Handle:
         This is how the agent stood right after event number `at`, or how it stands at the end of its journal; of a run
         that failed, the line that failed. The app needs the code of the agent in the version of the run. The recorded
         events are given to this code again, on this event loop; nothing is performed and nothing is written. With
-        `all_frames`, the frames of perdure and asyncio are shown, too. Raises NotFound if there is no such event or the
+        `all_frames`, the frames of perdure and of the standard library are there, too. Raises NotFound if there is no such event or the
         agent had not begun, UnknownAgent or WrongVersion without the right code, and Diverged if the code asks for
         something else than the journal has.
         """

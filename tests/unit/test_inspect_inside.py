@@ -78,7 +78,8 @@ def parked(path: Path | str, code: Agent[Any, Any], *args: Any, at: int | None =
         await app.drive("r", wait=False)
         return await handle.inspect(at, all_frames=all_frames)
 
-    return in_app(path, look, code)
+    found: Inspection = in_app(path, look, code)
+    return found
 
 
 def in_app(path: Path | str, work: Callable[[Perdure], Coroutine[Any, Any, Any]], *agents: Agent[Any, Any]) -> Any:
@@ -106,7 +107,13 @@ def awaited(found: Inspection, task: str) -> Awaited:
 def test_a_parked_run_shows_the_line_where_it_waits_its_variables_and_the_call(tmp_path: Path) -> None:
     found = parked(tmp_path, support, "o-7")
     [task] = found.tasks
-    assert (task.name, task.state, found.agent, found.version, found.woken_type) == ("agent", "waiting", "support", "1", "tool_call_completed")
+    assert (task.name, task.state, found.agent, found.version, found.woken_type) == (
+        "agent",
+        "waiting",
+        "support",
+        "1",
+        "tool_call_completed",
+    )
     [frame] = task.frames
     assert (frame.file, frame.function, frame.internal) == (__file__, "support", False)
     assert frame.source[frame.line - frame.first_line] == "        return await refund(order, cents)"
@@ -151,7 +158,7 @@ def test_a_failed_run_shows_the_frames_of_its_exception(tmp_path: Path) -> None:
             return cents / parts
 
         try:
-            return {}[order]
+            return dict[str, float]()[order]
         except KeyError:
             return share(details["cents"], 0)
 
@@ -404,7 +411,7 @@ def test_a_plan_shows_its_steps_and_what_each_of_them_waits_for(tmp_path: Path) 
 
 
 def rows(path: Path) -> dict[str, list[Any]]:
-    with apsw.Connection(str(path / "inside.db")) as connection:
+    with contextlib.closing(apsw.Connection(str(path / "inside.db"))) as connection:
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name LIKE 'perdure%'")]
         return {table: sorted(map(repr, connection.execute(f"SELECT * FROM {table}"))) for table in tables}
 
@@ -461,14 +468,15 @@ OUTSIDE: list[str] = []
 @agent(version="1")
 async def opens(run: Run, file: str) -> None:
     if OUTSIDE:
-        open(file, "w").close()  # noqa: ASYNC230, PTH123, SIM115
+        open(file, "w").close()
     await run.receive("go")
 
 
 def test_a_look_warns_of_nothing_and_leaves_no_task(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     @agent(version="1")
     async def untidy(run: Run) -> None:
-        async def never() -> None: ...
+        async def never() -> None:
+            raise AssertionError
 
         waiting = [lookup("a"), run.receive("x"), never()]
         kept = asyncio.create_task(run.receive("y"))

@@ -57,7 +57,7 @@ VERBS: dict[str, tuple[str, str]] = {
 # Words that users of other tools type → what perdure has instead. docs/glossary.md has the terms.
 _LIST, _EVENTS, _SHOW = "perdure list", "perdure events RUN", "perdure show RUN"
 _CANCEL = "perdure cancel RUN, or with --force without its agent; a worker drains after SIGTERM"
-_AT = "the state after any event: perdure show RUN --at SEQ; the events: perdure events RUN"
+_AT = "the state after any event: perdure show RUN --at SEQ; its lines and variables: perdure inspect RUN --at SEQ"
 _UNDO = "perdure undo RUN undoes what a finished run has done, as far as its tools say how"
 _ANEW = "a run that has ended stays so; begin another one: perdure run TARGET --id NEW_ID"
 _WORKERS = "perdure list --workers shows the workers with their leases, and the queues"

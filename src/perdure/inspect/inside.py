@@ -88,7 +88,7 @@ class InspectedFrame(Struct, frozen=True):
     source: tuple[str, ...]
     first_line: int
     variables: tuple[Variable, ...]
-    internal: bool  # True: a function of perdure or asyncio
+    internal: bool  # True: a function of perdure or of the standard library
 
 
 class Awaited(Struct, frozen=True):
@@ -130,7 +130,7 @@ class InspectedTask(Struct, frozen=True):
 
 
 class Inspection(Struct, frozen=True):
-    """An agent at one moment of its recorded history. `handle.inspect(at=…)` and `perdure inspect` return it."""
+    """An agent at one moment of its recorded history. `handle.inspect(at=…)` returns it, `perdure inspect` shows it."""
 
     run_id: str
     agent: str
