@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from perdure.agents.mcp.tools import mcp
     from perdure.agents.plan import Plan, Step, param, ref
     from perdure.agents.react.agent import ReAct
-    from perdure.inspect.inside import Awaited, InspectedFrame, InspectedTask, Inspection, RaisedError, Variable
+    from perdure.inspect.inside import Inspection
 
 __version__ = "0.1.0"
 __all__ = [
@@ -69,7 +69,6 @@ __all__ = [
     "ApprovalRow",
     "Artifact",
     "ArtifactNotSaved",
-    "Awaited",
     "Budget",
     "BudgetExceeded",
     "Call",
@@ -84,8 +83,6 @@ __all__ = [
     "FailureInfo",
     "Fatal",
     "Handle",
-    "InspectedFrame",
-    "InspectedTask",
     "Inspection",
     "InvalidInput",
     "InvalidPlan",
@@ -106,7 +103,6 @@ __all__ = [
     "Plan",
     "PlanFailed",
     "Queue",
-    "RaisedError",
     "Rate",
     "ReAct",
     "ResultNotEncodable",
@@ -130,7 +126,6 @@ __all__ = [
     "UndoPlan",
     "UnknownAgent",
     "Usage",
-    "Variable",
     "WrongVersion",
     "agent",
     "mcp",
@@ -142,12 +137,7 @@ __all__ = [
 
 # These names are imported at first use: a worker without plans and models starts faster without these imports.
 _LATER = {
-    "Variable": "perdure.inspect.inside",
-    "RaisedError": "perdure.inspect.inside",
     "Inspection": "perdure.inspect.inside",
-    "InspectedTask": "perdure.inspect.inside",
-    "InspectedFrame": "perdure.inspect.inside",
-    "Awaited": "perdure.inspect.inside",
     "Plan": "perdure.agents.plan",
     "ReAct": "perdure.agents.react.agent",
     "Step": "perdure.agents.plan",

@@ -36,6 +36,7 @@ EXTRA: Mapping[str, Public] = {
     "Deed": undo.Deed,
     "McpServer": McpServer,
     "RunNotSucceeded": errors.RunNotSucceeded,
+    **{one.__name__: one for one in (inside.Awaited, inside.InspectedFrame, inside.InspectedTask, inside.RaisedError, inside.Variable)},
     "StoreCorrupt": errors.StoreCorrupt,
     "StoreUnavailable": errors.StoreUnavailable,
     "StoreVersion": errors.StoreVersion,

@@ -19,7 +19,6 @@ import pytest
 from perdure import (
     Agent,
     Approval,
-    Awaited,
     Diverged,
     Inspection,
     InvalidInput,
@@ -36,6 +35,7 @@ from perdure import (
     ref,
     tool,
 )
+from perdure.inspect.inside import Awaited
 from perdure.models import Answer, Scripted, ToolUse
 from perdure.sync import Perdure as BlockingPerdure
 

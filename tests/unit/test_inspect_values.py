@@ -309,3 +309,20 @@ def test_the_attributes_of_an_object_are_redacted_by_name() -> None:
     client = Client()
     assert show(client) == f"<Client url='https://x', _api_key={REDACTED}>"
     assert CANARY not in Values([{"client": client}], {}).show("text", f"with {CANARY}")
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (f'    password = "{CANARY}"', f"    password = {REDACTED}"),
+        (f"token: str = '{CANARY}'  # for tests", f"token: str = {REDACTED}  # for tests"),
+        (f'    login("ann", api_key=f"{CANARY}")', f'    login("ann", api_key={REDACTED})'),
+        (f'headers = {{"Authorization": "Basic {CANARY}", "a": "b"}}', f'headers = {{"Authorization": {REDACTED}, "a": "b"}}'),
+        (f'settings["db_password"] = "{CANARY}"', f'settings["db_password"] = {REDACTED}'),
+        (f'secret = """{CANARY}', f"secret = {REDACTED}"),
+        ('order = "o-7"; max_tokens = 5', 'order = "o-7"; max_tokens = 5'),
+        ('if token == "x":', 'if token == "x":'),
+    ],
+)
+def test_a_line_of_source_shows_no_secret_that_it_holds_itself(line: str, shown: str) -> None:
+    assert Values([], {}).source(line, 200) == shown

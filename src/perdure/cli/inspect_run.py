@@ -71,8 +71,7 @@ def command(
     if as_json:
         common.out_json(msgspec.to_builtins(inspection))
     else:
-        for line in _page(inspection):
-            common.out(common.clean(line))
+        _print(inspection)
 
 
 @contextmanager
@@ -92,19 +91,30 @@ def _headline(inspection: Inspection) -> str:
     return f"run {inspection.run_id}  {inspection.agent}@{inspection.version}, at event {inspection.at}{woken}"
 
 
-def _page(inspection: Inspection) -> Iterator[str]:
-    yield _headline(inspection)
-    for task in inspection.tasks:
-        yield ""
-        yield from _task(task)
-    if inspection.not_awaited:
-        yield ""
-        yield "open, and no task waits for it"
-        yield from (f"  {one.words}" for one in inspection.not_awaited)
-    if inspection.unread:
-        yield ""
-        yield "signals that have arrived and are not received yet"
-        yield from (f"  {topic}: {count:,}" for topic, count in inspection.unread.items())
+def _print(inspection: Inspection) -> None:
+    _title(_headline(inspection))
+    most = common.most_shown()
+    for task in inspection.tasks[:most]:
+        common.out()
+        _title(_standing(task))
+        for line in _task(task):
+            common.out(common.clean(line))
+    if len(inspection.tasks) > most:
+        common.out(f"\n… {len(inspection.tasks) - most:,} more tasks; a file or a pipe gets all of them")
+    _rest("open, and no task waits for it", [one.words for one in inspection.not_awaited])
+    _rest("signals that have arrived and are not received yet", [f"{topic}: {count:,}" for topic, count in inspection.unread.items()])
+
+
+def _title(line: str) -> None:
+    common.out(common.style(common.clean(line), bold=True))
+
+
+def _rest(title: str, lines: list[str]) -> None:
+    if lines:
+        common.out()
+        _title(title)
+        for line in lines:
+            common.out(common.clean(f"  {line}"))
 
 
 def _standing(task: InspectedTask) -> str:
@@ -122,7 +132,6 @@ def _standing(task: InspectedTask) -> str:
 
 
 def _task(task: InspectedTask) -> Iterator[str]:
-    yield _standing(task)
     for due in task.time_outs:
         yield f"  its asyncio.timeout ends at {iso(micros_of(due))}"
     yield from _variables(task.facts, "  ")

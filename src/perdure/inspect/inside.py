@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -249,6 +248,13 @@ class _Look:
         arguments = [_arguments(moment.frontier.calls[number]) for number in self._open]
         self._values = Values([*scopes, *(one for one in arguments if type(one) is dict)])
         self._named: set[int] = set()  # the open calls for which a task waits
+        targets = [(timer, timer_target(timer)) for timer in self._standstill.timers]
+        self._sleeps = {id(target.future): timer for timer, target in targets if target.future is not None}
+        self._time_outs: dict[int, list[datetime]] = {}  # number of a task → when its time-outs end
+        for timer, target in targets:
+            if isinstance(target.task, AgentTask):
+                self._time_outs.setdefault(target.task.number, []).append(utc_within(round(timer.when() * 1e6)))
+        self._files: dict[str, _File] = {}
 
     def inspection(self) -> Inspection:
         moment = self._moment
@@ -278,13 +284,12 @@ class _Look:
             return self._done(task, name)
         frames = self._frames[task.number]
         future = waits_for(task)
-        due = [utc_within(round(timer.when() * 1e6)) for timer in self._standstill.timers if timer_target(timer).task is task]
         return InspectedTask(
             name,
             "waiting",
             self._shown([(frame, frame.f_lineno) for frame in frames]),
             None if future is None else self._awaited(future, frames),
-            tuple(sorted(due)),
+            tuple(sorted(self._time_outs.get(task.number, ()))),
             self._facts(frames),
         )
 
@@ -322,14 +327,17 @@ class _Look:
 
     def _frame(self, frame: FrameType, line: int) -> InspectedFrame:
         code = frame.f_code
-        first, lines = _source_around(code, frame.f_globals, line)
+        file = self._files.get(code.co_filename)
+        if file is None:
+            file = self._files[code.co_filename] = _File(code.co_filename, frame.f_globals)
+        first, lines = file.around(code, line)
         # A comprehension has its iterator as a variable with a name that is no name.
         variables = [(name, value) for name, value in frame.f_locals.items() if name.isidentifier()]
         return InspectedFrame(
             self._values.text(code.co_qualname, _LINE_CHARS),
             self._values.text(code.co_filename),
             line,
-            tuple(self._values.text(text.rstrip("\n").expandtabs(4), _LINE_CHARS) for text in lines),
+            tuple(self._values.source(text.rstrip("\n").expandtabs(4), _LINE_CHARS) for text in lines),
             first,
             tuple(Variable(name, self._values.show(name, value)) for name, value in variables[:MAX_VARIABLES]),
             _is_internal(frame),
@@ -354,11 +362,11 @@ class _Look:
         return self._primitive(frames) or self._timer(future) or Awaited("future", "a future that no call of the agent fulfils")
 
     def _timer(self, future: asyncio.Future[Any]) -> Awaited | None:
-        for timer in self._standstill.timers:
-            if timer_target(timer).future is future:
-                due = utc_within(round(timer.when() * 1e6))
-                return Awaited("timer", f"timer {timer.number}, due at {iso(round(timer.when() * 1e6))}", timer=timer.number, due=due)
-        return None
+        timer = self._sleeps.get(id(future))
+        if timer is None:
+            return None
+        due = round(timer.when() * 1e6)
+        return Awaited("timer", f"timer {timer.number}, due at {iso(due)}", timer=timer.number, due=utc_within(due))
 
     def _primitive(self, frames: Sequence[FrameType]) -> Awaited | None:
         """What the innermost functions of asyncio wait for: a lock, a queue, an event, several tasks."""
@@ -505,28 +513,33 @@ def _is_internal(frame: FrameType) -> bool:
     return file.startswith(_STDLIB) and "-packages" not in file
 
 
-def _source_around(code: CodeType, module: dict[str, Any], line: int) -> tuple[int, list[str]]:
-    """(number of the first line, the lines around this line). No lines if the file is not what was loaded."""
-    linecache.checkcache(code.co_filename)
-    lines = linecache.getlines(code.co_filename, module)
-    # A loader that changes code (pytest's, for example) makes other code than the file alone: that is not compared.
-    plain = type(getattr(module.get("__spec__"), "loader", None) or module.get("__loader__")) is SourceFileLoader
-    if not 1 <= line <= len(lines) or (plain and code not in _codes_in(code.co_filename, "".join(lines))):
-        return line, []
-    first = max(line - CONTEXT_LINES, 1)
-    return first, lines[first - 1 : line + CONTEXT_LINES]
+class _File:
+    """A source file, as it is now, and the code that it holds."""
+
+    def __init__(self, name: str, module: dict[str, Any]) -> None:
+        linecache.checkcache(name)
+        self._lines = linecache.getlines(name, module)
+        # A loader that changes code (pytest's, for example) makes other code than the file alone: that is not compared.
+        plain = type(getattr(module.get("__spec__"), "loader", None) or module.get("__loader__")) is SourceFileLoader
+        self._codes = _codes_in(name, "".join(self._lines)) if plain else None
+
+    def around(self, code: CodeType, line: int) -> tuple[int, list[str]]:
+        """(number of the first line, the lines around this line). No lines if the file is not what was loaded."""
+        if not 1 <= line <= len(self._lines) or (self._codes is not None and code not in self._codes):
+            return line, []
+        first = max(line - CONTEXT_LINES, 1)
+        return first, self._lines[first - 1 : line + CONTEXT_LINES]
 
 
-@lru_cache(maxsize=16)
-def _codes_in(file: str, text: str) -> frozenset[CodeType]:
+def _codes_in(file: str, text: str) -> set[CodeType]:
     """Every function that this text has, compiled. A process may have loaded the file before it was edited."""
     try:
         left = [compile(text, file, "exec", dont_inherit=True)]
     except (SyntaxError, ValueError):
-        return frozenset()
+        return set()
     found: set[CodeType] = set()
     while left:
         code = left.pop()
         found.add(code)
         left += [one for one in code.co_consts if isinstance(one, CodeType)]
-    return frozenset(found)
+    return found

@@ -68,6 +68,11 @@ _KEYS = re.compile(
     re.VERBOSE,
 )
 
+# `password = "…"`, `token: str = "…"`, `"api_key": "…"`, `login(secret="…")`
+_LITERAL = re.compile(
+    r"(?P<before>\b(?P<name>[A-Za-z_][\w-]*)[\"']?\]?\s*(?::[^=:\"'\n]{1,60}=|:|=)\s*)[rRbBfFuU]{0,2}"
+    r"(?P<quote>\"{3}|'{3}|[\"']).+?(?:(?P=quote)|$)"
+)
 _PATHS = (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath)
 _PLAIN = frozenset((type(None), bool, float, complex, type(...), date, timedelta, timezone, decimal.Decimal, uuid.UUID, *_PATHS))
 _CALLABLE = (types.FunctionType, types.BuiltinFunctionType)
@@ -110,6 +115,10 @@ class Values:
         # First cut so far that every secret that begins before the limit is whole, then redact, and only then cut.
         shown = escaped(self._redacted(text if limit is None else text[: limit + self._slack]))
         return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
+
+    def source(self, line: str, limit: int) -> str:
+        """A line of source. Text that the line itself gives to a name that looks secret is redacted, too."""
+        return self.text(_LITERAL.sub(_without_literal, line), limit)
 
     def show(self, name: str, value: Any) -> str:
         """The value of the variable with this name."""
@@ -217,6 +226,10 @@ class Values:
             out.add((", " if place else "") + label)
             self._write(name, value, out, above)
         out.add((f", … {count - MAX_ITEMS} more" if count > MAX_ITEMS else "") + closing)
+
+
+def _without_literal(found: re.Match[str]) -> str:
+    return f"{found['before']}{REDACTED}" if looks_secret(found["name"], "text") else found[0]
 
 
 class _Full(Exception):
