@@ -146,7 +146,7 @@ def test_a_failed_run_shows_the_failing_line_and_why_shows_it_shortly(failed: De
     assert re.search(r"^ +cents = 500\n +parts = 0$", page, re.M)
     why = failed("why", "f")
     assert re.search(r"^      line \d+ of fails.<locals>.share: return cents / parts\n        cents = 500\n        parts = 0\n", why, re.M)
-    assert "the whole: perdure inspect f\n" in why
+    assert "all of it: perdure inspect f\n" in why
     assert failed.json("why", "f")["failing"]["variables"] == [{"name": "cents", "value": "500"}, {"name": "parts", "value": "0"}]
 
 
@@ -221,6 +221,27 @@ def test_what_cannot_be_shown_is_refused_in_one_line_and_changes_nothing(waiting
 def test_the_code_that_a_database_names_is_loaded_only_if_it_may_be(waiting: Desk) -> None:
     (waiting.folder / "shop.py").chmod(0o666)
     assert "a database alone must not choose code" in waiting.refusal("inspect", "r", code=2)
+
+
+def test_an_undo_has_no_code_to_look_into(desk: Desk) -> None:
+    code = """
+from perdure import Run, agent, tool
+
+@tool(effect="idempotent")
+async def book(room: str) -> str:
+    return room
+
+@book.compensate
+async def cancel(room: str) -> None: ...
+
+@agent(version="1")
+async def trip(run: Run) -> str:
+    return await book("12")
+"""
+    (desk.folder / "trip.py").write_text(code)
+    desk("run", "trip.py:trip", "--id", "t")
+    desk("undo", "t")
+    assert "run t/undo is an undo, which runs no code of yours; its calls: perdure show t/undo" in desk.refusal("inspect", "t/undo", code=2)
 
 
 def test_a_word_of_other_debuggers_leads_here(desk: Desk) -> None:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.target import load_target, recorded_target
+from perdure.core.identity import undone_by
 from perdure.core.times import micros_of
 from perdure.errors import InvalidInput, UnknownAgent
 from perdure.inspect.inside import (
@@ -77,6 +79,8 @@ def command(
 @contextmanager
 def opened_run(store: Reading, row: RunRow, target: str, tools: str | None, settings: Settings, at: int | None = None) -> Iterator[Moment]:
     """The agent of the run at event `at`, made again with the code of the target."""
+    if undone_by(row.run_id) is not None:
+        raise InvalidInput(f"run {row.run_id} is an undo, which runs no code of yours; its calls: {shell.command('show', row.run_id)}")
     agent = load_target(target, tools).agent
     if agent.name != row.agent:
         raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, but the target is agent {agent.name!r}; name the right agent")

@@ -128,7 +128,7 @@ def _failed_line(page: Why, options: str) -> list[str]:
         return []
     line = frame.source[frame.line - frame.first_line].strip() if frame.source else ""
     variables = [f"  {one.name} = {clip(one.value, VALUE_SHOWN)}" for one in frame.variables[:VARIABLES_SHOWN]]
-    return [f"line {frame.line} of {frame.function}: {line}", *variables, f"  the whole: {shell.command('inspect', page.run_id)}{options}"]
+    return [f"line {frame.line} of {frame.function}: {line}", *variables, f"  all of it: {shell.command('inspect', page.run_id)}{options}"]
 
 
 def _section(title: str, lines: list[str]) -> None:

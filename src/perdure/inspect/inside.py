@@ -62,7 +62,6 @@ _CHAIN = 10  # how many causes, and how many levels of exception groups, are fol
 _LINE_CHARS = 200
 
 _HERE = str(Path(__file__).parents[1]) + os.sep
-_DEMO = os.path.join(_HERE, "cli", "")  # the agent of `perdure demo` is an agent like those of users
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _ASYNCIO = str(Path(asyncio.__file__).parent) + os.sep
 
@@ -508,9 +507,7 @@ def _traceback(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 def _is_internal(frame: FrameType) -> bool:
     """Is this a function of perdure, of asyncio or of another module of the standard library?"""
     file = frame.f_code.co_filename
-    if file.startswith(_HERE):
-        return not file.startswith(_DEMO)
-    return file.startswith(_STDLIB) and "-packages" not in file
+    return file.startswith(_HERE) or (file.startswith(_STDLIB) and "-packages" not in file)
 
 
 class _File:
