@@ -35,7 +35,7 @@ from perdure import (
     ref,
     tool,
 )
-from perdure.inspect.inside import Awaited
+from perdure.inspect.inside import MAX_FRAMES, Awaited
 from perdure.models import Answer, Scripted, ToolUse
 from perdure.sync import Perdure as BlockingPerdure
 
@@ -358,6 +358,33 @@ def test_frames_of_perdure_and_asyncio_are_left_out_unless_all_are_wanted(tmp_pa
     assert functions[0] == ("Machine._begin", True)
     assert ("support", False) in functions
     assert functions[-1] == ("Machine._result_of", True)
+
+
+def test_a_very_deep_stack_keeps_its_ends_and_says_what_is_left_out(tmp_path: Path) -> None:
+    @agent(version="1")
+    async def digs(run: Run, depth: int) -> None:
+        async def dig(left: int) -> None:
+            await (dig(left - 1) if left else run.receive("go"))
+
+        await dig(depth)
+
+    [task] = parked(tmp_path, digs, 100).tasks
+    left = [variables(frame).get("left") for frame in task.frames]
+    assert (len(task.frames), left[1], left[-1]) == (MAX_FRAMES, "100", "0")
+    assert [frame.left_out for frame in task.frames if frame.left_out] == [102 - MAX_FRAMES]
+
+
+def test_a_secret_in_the_messages_of_a_conversation_is_redacted_everywhere(tmp_path: Path) -> None:
+    uses = (ToolUse("u1", "sign_in", {"password": "canary-4711-value"}), ToolUse("u2", "lookup", {"order": "canary-4711-value"}))
+    talker = ReAct("talker", model=Scripted([Answer("", uses=uses), Answer("done")]), tools=[lookup, sign_in], version="1")
+    found = parked(tmp_path, talker, "hello", at=4)
+    assert "canary" not in repr(found)
+    assert "[redacted]" in repr(found.tasks[0].facts)
+
+
+@tool(effect="once", approval=Approval(by="ann"))
+async def sign_in(password: str) -> str:
+    return password
 
 
 def test_a_call_that_no_task_awaits_and_a_signal_that_is_not_received_are_told(tmp_path: Path) -> None:

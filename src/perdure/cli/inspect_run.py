@@ -160,6 +160,8 @@ def _error(raised: RaisedError) -> str:
 
 def _frames(frames: tuple[InspectedFrame, ...], indent: str) -> Iterator[str]:
     for frame in frames:
+        if frame.left_out:
+            yield f"{indent}… {plural(frame.left_out, 'more frame')}"
         yield f"{indent}{_short(frame.file)}:{frame.line} in {frame.function}"
         for number, text in enumerate(frame.source, frame.first_line):
             yield f"{indent}{'>' if number == frame.line else ' '}{number:>5}  {text}".rstrip()

@@ -87,6 +87,7 @@ class InspectedFrame(Struct, frozen=True):
     first_line: int
     variables: tuple[Variable, ...]
     internal: bool  # True: a function of perdure or of the standard library
+    left_out: int = 0  # of a very deep stack: how many frames between the one before and this one are left out
 
 
 class Awaited(Struct, frozen=True):
@@ -204,7 +205,7 @@ def agent_frames(moment: Moment, *, all_frames: bool = False) -> list[tuple[Fram
     """The frames of the agent's own function with their lines, the innermost last: of its exception, or where it waits."""
     main = moment.machine.standstill().main
     error = _error_of(main)
-    raw = list(_traceback(error)) if error is not None else [] if main.done() else [(one, one.f_lineno) for one in waiting_frames(main)]
+    raw = list(_traceback(error)) if error is not None else [] if main.done() else [(one, _line_of(one)) for one in waiting_frames(main)]
     return [(frame, line) for frame, line in raw if all_frames or not _is_internal(frame)]
 
 
@@ -237,8 +238,10 @@ class _Look:
         self._standstill: Standstill = moment.machine.standstill()
         self._frames = {task.number: list(waiting_frames(task)) for task in self._tasks() if not task.done()}
         self._error = _error_of(self._standstill.main)
-        scopes = [frame.f_locals for frames in self._frames.values() for frame in frames if not _is_internal(frame)]
-        scopes += [frame.f_locals for error in _errors(self._error) for frame, _ in _traceback(error) if not _is_internal(frame)]
+        if self._error is not None:
+            self._frames[self._standstill.main.number] = [frame for error in _errors(self._error) for frame, _ in _traceback(error)]
+        self._facts = {number: self._facts_in(frames) for number, frames in self._frames.items()}
+        scopes = [*(frame.f_locals for frames in self._frames.values() for frame in frames), *self._facts.values()]
         self._open = set(self._standstill.calls.values())
         self._about: dict[int, list[AnyBody]] = {number: [] for number in self._open}  # what the journal says about them
         for event in moment.events[: moment.at]:
@@ -286,25 +289,32 @@ class _Look:
         return InspectedTask(
             name,
             "waiting",
-            self._shown([(frame, frame.f_lineno) for frame in frames]),
+            self._shown([(frame, _line_of(frame)) for frame in frames]),
             None if future is None else self._awaited(future, frames),
             tuple(sorted(self._time_outs.get(task.number, ()))),
-            self._facts(frames),
+            self._variables(self._facts[task.number]),
         )
 
     def _done(self, task: AgentTask, name: str) -> InspectedTask:
         if self._error is None:
             return InspectedTask(name, "returned", (), None, returned=self._values.show("", task.result()))
         state: Literal["cancelled", "raised"] = "cancelled" if task.cancelled() else "raised"
-        frames = [frame for error in _errors(self._error) for frame, _ in _traceback(error)]
-        return InspectedTask(name, state, (), None, facts=self._facts(frames), raised=self._raised(self._error, _CHAIN))
+        facts = self._variables(self._facts[task.number])
+        return InspectedTask(name, state, (), None, facts=facts, raised=self._raised(self._error, _CHAIN))
 
-    def _facts(self, frames: Iterable[FrameType]) -> tuple[Variable, ...]:
+    def _facts_in(self, frames: Iterable[FrameType]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for frame in frames:
             if frame.f_code.co_filename.startswith(_HERE):
                 found |= self._moment.agent.facts_of(frame.f_code, frame.f_locals)
-        return tuple(Variable(name, self._values.show(name, value)) for name, value in found.items())
+        return found
+
+    def _variables(self, found: Mapping[str, Any]) -> tuple[Variable, ...]:
+        # A comprehension has its iterator as a variable with a name that is no name.
+        named = [(name, value) for name, value in found.items() if name.isidentifier()]
+        shown = [Variable(name, self._values.show(name, value)) for name, value in named[:MAX_VARIABLES]]
+        more = [Variable("…", f"{len(named) - MAX_VARIABLES} more")] if len(named) > MAX_VARIABLES else []
+        return (*shown, *more)
 
     def _raised(self, error: BaseException, depth: int) -> RaisedError:
         members = error.exceptions if isinstance(error, BaseExceptionGroup) and depth else ()
@@ -320,26 +330,26 @@ class _Look:
     # -- frames -------------------------------------------------------------------------------------------------------
     def _shown(self, frames: list[tuple[FrameType, int]]) -> tuple[InspectedFrame, ...]:
         shown = [one for one in frames if self._all_frames or not _is_internal(one[0])]
-        if len(shown) > MAX_FRAMES:
-            shown = [*shown[: MAX_FRAMES // 2], *shown[-MAX_FRAMES // 2 :]]
-        return tuple(self._frame(frame, line) for frame, line in shown)
+        half, left_out = MAX_FRAMES // 2, max(len(shown) - MAX_FRAMES, 0)
+        inner = shown[half + left_out :]
+        first = [self._frame(frame, line) for frame, line in shown[:half]]
+        return (*first, *(self._frame(frame, line, left_out if not place else 0) for place, (frame, line) in enumerate(inner)))
 
-    def _frame(self, frame: FrameType, line: int) -> InspectedFrame:
+    def _frame(self, frame: FrameType, line: int, left_out: int = 0) -> InspectedFrame:
         code = frame.f_code
         file = self._files.get(code.co_filename)
         if file is None:
             file = self._files[code.co_filename] = _File(code.co_filename, frame.f_globals)
         first, lines = file.around(code, line)
-        # A comprehension has its iterator as a variable with a name that is no name.
-        variables = [(name, value) for name, value in frame.f_locals.items() if name.isidentifier()]
         return InspectedFrame(
             self._values.text(code.co_qualname, _LINE_CHARS),
             self._values.text(code.co_filename),
             line,
             tuple(self._values.source(text.rstrip("\n").expandtabs(4), _LINE_CHARS) for text in lines),
             first,
-            tuple(Variable(name, self._values.show(name, value)) for name, value in variables[:MAX_VARIABLES]),
+            self._variables(frame.f_locals),
             _is_internal(frame),
+            left_out,
         )
 
     # -- what a task waits for ----------------------------------------------------------------------------------------
@@ -492,7 +502,8 @@ def _errors(error: BaseException | None, depth: int = _CHAIN) -> Iterator[BaseEx
     if error is None or not depth:
         return
     yield error
-    for other in (*(error.exceptions if isinstance(error, BaseExceptionGroup) else ()), error.__cause__ or error.__context__):
+    cause = error.__context__ if error.__cause__ is None else error.__cause__
+    for other in (*(error.exceptions if isinstance(error, BaseExceptionGroup) else ()), cause):
         yield from _errors(other, depth - 1)
 
 
@@ -500,8 +511,12 @@ def _traceback(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     step: TracebackType | None = error.__traceback__
     while step is not None:
         if step.tb_frame.f_code.co_filename != __file__:  # `task.exception()` of a cancelled task raises here
-            yield step.tb_frame, step.tb_lineno
+            yield step.tb_frame, step.tb_lineno or step.tb_frame.f_code.co_firstlineno
         step = step.tb_next
+
+
+def _line_of(frame: FrameType) -> int:
+    return frame.f_lineno or frame.f_code.co_firstlineno  # some instructions belong to no line
 
 
 def _is_internal(frame: FrameType) -> bool:
