@@ -223,6 +223,17 @@ def test_the_code_that_a_database_names_is_loaded_only_if_it_may_be(waiting: Des
     assert "a database alone must not choose code" in waiting.refusal("inspect", "r", code=2)
 
 
+def test_why_imports_no_code_that_another_user_could_have_changed(failed: Desk) -> None:
+    file = failed.folder / "shop.py"
+    file.write_text(f"from pathlib import Path\nPath({str(failed.folder / 'imported')!r}).touch()\n" + SHOP)
+    file.chmod(0o666)
+    assert failed.json("why", "f")["failing"] is None
+    assert not (failed.folder / "imported").exists()
+    file.chmod(0o600)
+    assert failed.json("why", "f")["failing"] is not None
+    assert (failed.folder / "imported").exists()
+
+
 def test_an_undo_has_no_code_to_look_into(desk: Desk) -> None:
     code = """
 from perdure import Run, agent, tool
