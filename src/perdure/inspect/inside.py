@@ -205,8 +205,8 @@ def agent_frames(moment: Moment, *, all_frames: bool = False) -> list[tuple[Fram
     """The frames of the agent's own function with their lines, the innermost last: of its exception, or where it waits."""
     main = moment.machine.standstill().main
     error = _error_of(main)
-    raw = list(_traceback(error)) if error is not None else [] if main.done() else [(one, _line_of(one)) for one in waiting_frames(main)]
-    return [(frame, line) for frame, line in raw if all_frames or not _is_internal(frame)]
+    frames = [(frame, _line_of(frame)) for frame in waiting_frames(main)] if error is None else list(_traceback(error))
+    return [(frame, line) for frame, line in frames if all_frames or not _is_internal(frame)]
 
 
 def failing_frame(inspection: Inspection) -> InspectedFrame | None:

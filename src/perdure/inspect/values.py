@@ -41,6 +41,8 @@ MAX_CHARS = 400  # of one value
 MAX_ITEMS = 20  # of one list, dict or object
 _DEEPEST = 6
 _MOST_SECRETS = 1_000
+_MOST_OBJECTS = 100_000  # that are searched for secrets, and of one list or dict:
+_MOST_SEARCHED = 1_000
 _MOST_BITS = 512  # of a whole number that is shown in full
 
 # A name is split into its words: `stripeApiKey`, `STRIPE_API_KEY` and `Stripe-Api-Key` are three words each.
@@ -104,7 +106,7 @@ class Values:
 
     def __init__(self, scopes: Iterable[Mapping[str, Any]], environ: Mapping[str, str] = os.environ) -> None:
         found = {name: value for name, value in environ.items() if looks_secret(name, value) and name not in _NO_SECRETS}
-        for number, secret in enumerate(islice((one for scope in scopes for one in _secrets(scope)), _MOST_SECRETS)):
+        for number, secret in enumerate(islice(_secrets(scopes), _MOST_SECRETS)):
             found[f"variable {number}"] = secret
         # In all their spellings, the longest first; very short ones would hide ordinary words.
         self._secrets = secrets_of((), {}, found)
@@ -253,35 +255,34 @@ class _Out:
         return "".join(self._pieces)
 
 
-def _secrets(scope: Mapping[str, Any]) -> Iterator[str]:
-    """The texts of the secrets among these variables, and inside of them."""
-    stack: list[tuple[str, Any, int]] = [(name, value, 0) for name, value in scope.items()]
-    seen: set[int] = set()
-    while stack and len(seen) < 10 * _MOST_SECRETS:
-        name, value, depth = stack.pop()
-        kind = type(value)
+def _secrets(scopes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The texts of the secrets among these variables and inside of them: first of all variables, then one level deeper."""
+    queue = deque((name, value, 0) for scope in scopes for name, value in scope.items())
+    seen: set[tuple[int, bool]] = set()
+    while queue and len(seen) < _MOST_OBJECTS:
+        name, value, depth = queue.popleft()
+        kind, secret = type(value), looks_secret(name, value)
         if issubclass(kind, (str, bytes)):
-            if looks_secret(name, value):
+            if secret:
                 yield str.__str__(value) if issubclass(kind, str) else bytes.decode(value, "utf-8", "replace")
-            continue
-        if depth > _DEEPEST or id(value) in seen or kind in _PLAIN or issubclass(kind, (int, enum.Enum)):
-            continue
-        seen.add(id(value))
-        # What is below a secret name is secret, too: the fields of `credentials`.
-        below = name if looks_secret(name, value) else ""
-        inside: Iterable[tuple[str, Any]]
-        if issubclass(kind, dict):
-            inside = [(_key(key), one) for key, one in islice(dict.items(value), 1_000)]
-        elif any(issubclass(kind, base) for base, _, _ in (*_SEQUENCES, *_SETS)):
-            base = next(base for base, _, _ in (*_SEQUENCES, *_SETS) if issubclass(kind, base))
-            fields = _static(kind, "_fields")
-            names = fields if type(fields) is tuple else ()
-            inside = [(names[at] if at < len(names) else "", one) for at, one in enumerate(islice(base.__iter__(value), 1_000))]
-        elif _short(kind, value) is None:
-            inside = list(attributes_of(value).items())
-        else:
-            inside = []
-        stack.extend((below or label, one, depth + 1) for label, one in inside)
+        elif depth < _DEEPEST and (id(value), secret) not in seen:
+            seen.add((id(value), secret))
+            # What is below a secret name is secret, too: the fields of `credentials`.
+            queue.extend((name if secret else label, one, depth + 1) for label, one in _inside(kind, value))
+
+
+def _inside(kind: type, value: Any) -> Iterable[tuple[str, Any]]:
+    """The named parts of a dict, a list, a set or an object."""
+    if kind in _PLAIN or issubclass(kind, (int, enum.Enum)):
+        return ()
+    if issubclass(kind, dict):
+        return [(_key(key), one) for key, one in islice(dict.items(value), _MOST_SEARCHED)]
+    base = next((base for base, _, _ in (*_SEQUENCES, *_SETS) if issubclass(kind, base)), None)
+    if base is None:
+        return attributes_of(value).items() if _short(kind, value) is None else ()
+    fields = _static(kind, "_fields")
+    names = fields if type(fields) is tuple else ()
+    return [(names[at] if at < len(names) else "", one) for at, one in enumerate(islice(base.__iter__(value), _MOST_SEARCHED))]
 
 
 def _short(kind: type, value: Any) -> str | None:
