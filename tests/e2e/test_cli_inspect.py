@@ -302,8 +302,10 @@ class Terminal:
 
 def test_the_debugger_stands_in_the_innermost_frame_of_a_waiting_agent(waiting: Desk) -> None:
     before = contents(waiting)
+    (waiting.folder / ".pdbrc").write_text("p 'chosen by ' + 'the folder'\n")
     terminal = Terminal(waiting, "inspect", "r", "--pdb")
     opened = terminal.until("(Pdb) ")
+    assert "chosen by the folder" not in opened
     assert "agent waits for call 2 refund(cents=500, order='o-7')" in opened
     assert '-> return await refund(order, details["cents"])' in opened
     assert "'o-7'" in terminal.type("p order")

@@ -217,6 +217,34 @@ def test_a_run_that_was_ended_by_force_shows_where_it_waited(tmp_path: Path) -> 
     assert awaited(in_app(tmp_path, look, support), "agent").call == 2
 
 
+def test_a_run_that_was_reopened_shows_both_what_it_was_and_what_it_is(tmp_path: Path) -> None:
+    @agent(name="sums", version="1")
+    async def sums(run: Run) -> int:
+        found = await lookup("o-1")
+        return int(found["cents"] // 0)
+
+    @agent(name="sums", version="2")
+    async def sums_again(run: Run) -> int:
+        found = await lookup("o-1")
+        await run.receive("go")
+        return int(found["cents"])
+
+    failed = parked(tmp_path, sums)
+
+    async def look(app: Perdure) -> tuple[Inspection, Inspection]:
+        await app.retry("r", by="ann")
+        await app.drive("r", wait=False)
+        handle = app.handle("r")
+        return await handle.inspect(failed.at), await handle.inspect()
+
+    before, now = in_app(tmp_path, look, sums, sums_again)
+    assert (before.version, before.tasks) == ("1", failed.tasks)
+    assert (now.version, awaited(now, "agent").words) == ("2", "a signal on 'go'")
+    assert now.at > before.at
+    with pytest.raises(WrongVersion, match="run r is a run of sums@1, and this code is sums@2"):
+        in_app(tmp_path, lambda app: app.handle("r").inspect(failed.at), sums_again)
+
+
 # --- tasks and what they wait for ---------------------------------------------------------------------------------------------
 
 

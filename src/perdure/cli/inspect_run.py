@@ -27,11 +27,12 @@ from perdure.inspect.inside import (
     RaisedError,
     Variable,
     agent_frames,
+    journal_at,
     look_inside,
     moment_of,
 )
 from perdure.inspect.text import iso, plural
-from perdure.inspect.view import loader, read_run, require
+from perdure.inspect.view import loader, require
 
 if TYPE_CHECKING:
     from perdure.engine.api import Reading
@@ -84,8 +85,8 @@ def opened_run(store: Reading, row: RunRow, target: str, tools: str | None, sett
     agent = load_target(target, tools).agent
     if agent.name != row.agent:
         raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, but the target is agent {agent.name!r}; name the right agent")
-    reading = read_run(store, row.run_id)
-    with moment_of(agent, reading.state, reading.events, loader(store), at=at, max_steps=settings.max_steps) as moment:
+    journal = journal_at(row.run_id, store.read(row.run_id), at)
+    with moment_of(agent, journal, loader(store), max_steps=settings.max_steps) as moment:
         yield moment
 
 
@@ -200,6 +201,7 @@ def _debug(moment: Moment, inspection: Inspection, all_frames: bool) -> None:
     with redirect_stdout(sys.__stdout__ or sys.stdout), moment.machine.entered():
         print(common.clean(_headline(inspection)))
         print(common.clean(_standing(inspection.tasks[0])), flush=True)
-        debugger = _Pdb(nosigint=True)
+        # No .pdbrc is read: the current folder may be shared, and must not choose what this process runs.
+        debugger = _Pdb(nosigint=True, readrc=False)
         debugger.reset()
         debugger.interaction(None, trace)

@@ -40,14 +40,16 @@ from perdure.core.events import (
     Event,
     RetryScheduled,
     RunClaimed,
+    RunReopened,
     ToolCallFailed,
     ToolCallInDoubt,
     ToolCallInitiated,
     ToolCallProposed,
 )
+from perdure.core.history import is_stated
 from perdure.core.machine import AskApproval, Asked, CallTool, Machine, Standstill, StartChild
-from perdure.core.replay import Frontier, is_stated, replay
-from perdure.core.state import RunState
+from perdure.core.replay import Frontier, replay
+from perdure.core.state import RunState, fold
 from perdure.core.times import iso, utc_within
 from perdure.engine.local.sandbox import guard
 from perdure.errors import Diverged, NotFound, WrongVersion
@@ -143,6 +145,14 @@ class Inspection(Struct, frozen=True):
     unread: dict[str, int]  # topic → how many signals had arrived and were not received
 
 
+class Journal(NamedTuple):
+    """The journal of a run up to a moment, and what the agent stated next: up to where a person reopened the run."""
+
+    events: Sequence[Event]
+    state: RunState
+    at: int
+
+
 class Moment(NamedTuple):
     """A machine that stands where the agent stood. It is closed after the look."""
 
@@ -153,22 +163,8 @@ class Moment(NamedTuple):
     at: int
 
 
-@contextmanager
-def moment_of(
-    agent: Agent[Any, Any],
-    state: RunState,
-    events: Sequence[Event],
-    load: Callable[[Payload], bytes],
-    *,
-    at: int | None,
-    max_steps: int,
-) -> Iterator[Moment]:
-    """The agent at event `at`, or at the end of its journal. `events` and `state` are those of the whole journal.
-
-    NotFound if there is no such event, or if the agent had not begun; WrongVersion if the code has another version than
-    the run; Diverged if the code asks for something else than the journal has.
-    """
-    run_id = state.created.run_id if state.created else ""
+def journal_at(run_id: str, events: Sequence[Event], at: int | None) -> Journal:
+    """The journal as of event `at`, or all of it. NotFound if there is no such event, or if the agent had not begun."""
     at = len(events) if at is None else at
     if not 1 <= at <= len(events):
         raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {at}")
@@ -177,6 +173,22 @@ def moment_of(
         raise NotFound(f"run {run_id} has not begun: no worker has claimed it, so its agent stands nowhere yet")
     if at < began:
         raise NotFound(f"run {run_id}: its agent began at event {began}; at event {at} there is nothing to look at")
+    # What a person reopened later has superseded events that the agent knew at that moment, and may have another version.
+    reopened = next((event.seq for event in events[at:] if isinstance(event.body, RunReopened)), None)
+    known = events if reopened is None else events[: reopened - 1]
+    return Journal(known, fold(known), at)
+
+
+@contextmanager
+def moment_of(agent: Agent[Any, Any], journal: Journal, load: Callable[[Payload], bytes], *, max_steps: int) -> Iterator[Moment]:
+    """The agent at the end of this journal.
+
+    WrongVersion if the code has another version than the run had; Diverged if the code asks for something else than the
+    journal has.
+    """
+    events, state, at = journal
+    assert state.created is not None
+    run_id = state.created.run_id
     if agent.version != state.version:
         raise WrongVersion(
             f"run {run_id} is a run of {agent.name}@{state.version}, and this code is {agent.name}@{agent.version}: its lines and variables "
@@ -226,7 +238,7 @@ def _with_hint(diverged: Diverged, run_id: str, events: Sequence[Event]) -> Dive
     began = next(event.seq for event in events if isinstance(event.body, RunClaimed))
     hint = f"up to event {before} it does the same: {shell.command('inspect', run_id)} --at {before}" if before >= began else ""
     words = f"run {run_id}: this code is not the code that the journal was made with: {diverged}"
-    return Diverged(words, seq=diverged.seq, call=diverged.call, hint=hint)
+    return Diverged(words, seq=diverged.seq, call=diverged.call, recorded=diverged.recorded, asked=diverged.asked, hint=hint)
 
 
 class _Look:
