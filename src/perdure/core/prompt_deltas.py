@@ -253,10 +253,13 @@ def is_request(args: Payload | None) -> bool:
 
 def request_digest(args: Payload) -> str:
     """The digest of a whole request, from its packed form. Works for inline payloads and blobs."""
-    assert is_request(args), args
     inline = args.inline
-    start = str(args.preview) if inline is None else inline[:_TELLS].decode()
-    return start[len('{"digest":"') :][:64]
+    return digest_in(str(args.preview).encode() if inline is None else inline)
+
+
+def digest_in(packed: bytes) -> str:
+    """The digest of the whole request, which stands at the beginning of its packed form."""
+    return packed[len(b'{"digest":"') :][:64].decode()
 
 
 def told(packed: bytes) -> PromptTold:
