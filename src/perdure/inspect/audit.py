@@ -252,6 +252,7 @@ class Trail:
         self.seq = 0
         self._event_ids: dict[int, str] = {}
         self._names = EventNames(load)
+        self.reopened = False
         self._created: RunCreated | None = None
         self._version = ""  # the version of the agent that drives the run now
 
@@ -292,6 +293,8 @@ class Trail:
                 self._created, self._version = event.body, event.body.version
             case RunAdopted(version=version):
                 self._version = version
+            case RunReopened():
+                self.reopened = True
 
 
 # -- from the journal -------------------------------------------------------------------------------------------------
@@ -315,8 +318,9 @@ class AuditFilter(Struct, frozen=True):
 class Audit:
     """The lines of all runs of a store. The first call of `more` yields all lines, a later call only new lines.
 
-    Only unfinished runs are kept in memory, and of those that ended last how far they were read: a person may reopen
-    them. `payloads`: the lines have arguments and results.
+    Only unfinished runs are kept in memory. Of runs that were reopened, and of those that ended last, it is kept how far
+    they were read: a person may reopen them. A run that ended earlier, and is reopened, is told again from its beginning.
+    `payloads`: the lines have arguments and results.
     """
 
     def __init__(self, store: Reading, wanted: AuditFilter = AuditFilter(), *, payloads: bool = False) -> None:  # noqa: B008
@@ -328,6 +332,7 @@ class Audit:
         self._unfinished: dict[str, tuple[Place, int]] = {}  # run whose end was not yielded yet → (place, created_at)
         self._trails: dict[str, Trail] = {}
         self._ended: dict[str, int] = {}  # of the last MAX_KNOWN_RUNS runs that ended: the seq up to which lines were yielded
+        self._reopened: dict[str, int] = {}  # the same of all runs that were reopened, and have ended again
         self._run_seq = 0  # if only one run is wanted: the last of its events that was read
 
     def more(self) -> Iterator[dict[str, Any]]:
@@ -368,20 +373,25 @@ class Audit:
         grown: list[tuple[int, str]] = []
         # If a run was unfinished at the last call and is not listed now, the run has ended in the meantime.
         ended = dict(self._unfinished)
-        # From the first run on: an old run that had ended may have been reopened, and is listed as unfinished then.
+        # From the first run on: an old run that had ended may have been reopened.
         newest, after = self._newest, (0, 0)
         while page := self._store.growing(after, newest, PAGE):
             after = page[-1][0]
             self._newest = max(self._newest, after)
             for place, row in page:
                 ended.pop(row.run_id, None)
-                if not self._may_have_lines(row):
+                told = self._told(row.run_id)
+                if not self._may_have_lines(row) or (row.status in FINISHED and row.seq == told):
                     continue
                 self._unfinished.setdefault(row.run_id, (place, row.created_at))
-                told = self._trails[row.run_id].seq if row.run_id in self._trails else self._ended.get(row.run_id, 0)
                 if row.seq > told and row.updated_at >= self._wanted.since:
                     grown.append((row.created_at, row.run_id))
         return grown + [(created_at, run_id) for run_id, (_, created_at) in ended.items()]
+
+    def _told(self, run_id: str) -> int:
+        """The seq up to which the lines of this run were yielded."""
+        trail = self._trails.get(run_id)
+        return self._ended.get(run_id, self._reopened.get(run_id, 0)) if trail is None else trail.seq
 
     def _grown_run(self, run_id: str) -> list[tuple[int, str]]:
         """The same for a single run: the other runs of the journal are not looked at."""
@@ -400,7 +410,7 @@ class Audit:
     def _unseen(self, run_id: str) -> list[Event]:
         trail = self._trails.setdefault(run_id, Trail(run_id, self._load, payloads=self._payloads))
         events = self._store.read(run_id, trail.seq)
-        told = self._ended.pop(run_id, 0)
+        told = max(self._ended.pop(run_id, 0), self._reopened.pop(run_id, 0))
         for event in events[:told]:
             trail.line(event)  # it was yielded before the run was reopened
         return events[told:]
@@ -409,9 +419,9 @@ class Audit:
         """The line of the event. `last`: it is the last event that was read of its run."""
         line = self._trails[run_id].line(event)
         if last and isinstance(event.body, Terminal):
-            del self._trails[run_id]
+            trail = self._trails.pop(run_id)
             self._unfinished.pop(run_id, None)
-            self._ended[run_id] = event.seq
+            (self._reopened if trail.reopened else self._ended)[run_id] = event.seq
             if len(self._ended) > MAX_KNOWN_RUNS:
                 del self._ended[next(iter(self._ended))]
         return line

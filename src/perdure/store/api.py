@@ -601,10 +601,10 @@ class Reading(Protocol):
         """The hashes of the events with seq > after, in order, at most `limit`."""
 
     def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
-        """The runs after the place `after`, in order and with their places; up to `newest`, only unfinished runs.
+        """The runs after the place `after`, in order and with their places; up to `newest`, only those that may change.
 
-        A run that becomes visible later has a later place, whatever the clocks say, and a finished run never changes.
-        So a reader that knows all runs up to `newest` gets every run that may have grown since then. A reader only
+        These are the unfinished runs, and the runs that were ever reopened in this database. A run that becomes visible
+        later has a later place, whatever the clocks say, and a finished run changes only when it is reopened. So a reader that knows all runs up to `newest` gets every run that may have grown since then. A reader only
         compares places and passes them in again. The place right before (a, b) is (a, b - 1).
         """
 

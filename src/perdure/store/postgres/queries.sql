@@ -218,7 +218,7 @@ SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE r
 SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after AND seq <= :until ORDER BY seq
 
 -- name: growing_runs
--- The new runs, and the unfinished runs: see Reading.growing. A run gets its transaction number before its commit. So
+-- The new runs, the unfinished runs, and those that were reopened: see Reading.growing. A run gets its transaction number before its commit. So
 -- a run is returned only if its transaction is older than all transactions that are under way: then no run with an
 -- earlier place can appear later. After a restore into another server, a transaction number may be in the future; such
 -- a run is old, and its place begins with 0. Two separate queries with conditions on plain columns let the index
@@ -227,12 +227,13 @@ SELECT {run}, commit
 FROM (
     (SELECT r.*, 0::bigint AS commit FROM perdure_runs AS r
     WHERE born >= pg_snapshot_xmax(pg_current_snapshot()) AND :after_commit::bigint = 0 AND id > :after::bigint
-        AND ((0, id) > (:newest_commit::bigint, :newest::bigint) OR status NOT IN ('succeeded', 'failed', 'cancelled'))
+        AND ((0, id) > (:newest_commit::bigint, :newest::bigint) OR status NOT IN ('succeeded', 'failed', 'cancelled') OR reopened > 0)
     ORDER BY id LIMIT :limit)
     UNION ALL
     (SELECT r.*, born::text::bigint AS commit FROM perdure_runs AS r
     WHERE born < pg_snapshot_xmin(pg_current_snapshot()) AND (born, id) > (:after_commit::bigint::text::xid8, :after::bigint)
-        AND ((born, id) > (:newest_commit::bigint::text::xid8, :newest::bigint) OR status NOT IN ('succeeded', 'failed', 'cancelled'))
+        AND ((born, id) > (:newest_commit::bigint::text::xid8, :newest::bigint) OR status NOT IN ('succeeded', 'failed', 'cancelled')
+            OR reopened > 0)
     ORDER BY born, id LIMIT :limit)
 ) AS settled
 ORDER BY commit, id LIMIT :limit
@@ -367,7 +368,8 @@ WHERE id = :id
 -- name: reopen_run
 -- Like post_to_unheld, for a run that a person has reopened, also after its end.
 UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = greatest(updated_at, :now::bigint), status = 'queued', waiting_for = NULL,
-    attention = NULL, error = NULL, crashes = 0, ready_at = :now, holder = NULL, nonce = NULL, lost = 0, lost_with = 0
+    attention = NULL, error = NULL, crashes = 0, ready_at = :now, holder = NULL, nonce = NULL, lost = 0, lost_with = 0,
+    reopened = reopened + 1
 WHERE id = :id
 
 -- name: first_event

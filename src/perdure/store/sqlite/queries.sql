@@ -166,11 +166,11 @@ SELECT hash FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WH
 ORDER BY id
 
 -- name: growing_runs
--- The new runs (after :newest), and the unfinished runs: see Reading.growing. A place is (0, id): with one writer at a
+-- The new runs (after :newest), the unfinished runs, and those that were reopened: see Reading.growing. A place is (0, id): with one writer at a
 -- time, ids are given in the order of commits.
 SELECT {run}, 0
 FROM perdure_runs
-WHERE id > :after AND (id > :newest OR status NOT IN ('succeeded', 'failed', 'cancelled'))
+WHERE id > :after AND (id > :newest OR status NOT IN ('succeeded', 'failed', 'cancelled') OR reopened > 0)
 ORDER BY id LIMIT :limit
 
 -- name: journals_without_run
@@ -252,7 +252,8 @@ WHERE id = :id
 -- name: reopen_run
 -- Like post_to_unheld, for a run that a person has reopened, also after its end.
 UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = max(updated_at, :now), status = 'queued', waiting_for = NULL,
-    attention = NULL, error = NULL, crashes = 0, ready_at = :now, holder = NULL, nonce = NULL, lost = 0, lost_with = 0
+    attention = NULL, error = NULL, crashes = 0, ready_at = :now, holder = NULL, nonce = NULL, lost = 0, lost_with = 0,
+    reopened = reopened + 1
 WHERE id = :id
 
 -- name: first_event
