@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from perdure import shell
 from perdure.cli import common
@@ -212,7 +212,7 @@ class _Sample(Struct):
 
     count: int = 0
     children: int = 0
-    agents: Counter[str] = Counter()
+    agents: Counter[str] = field(default_factory=Counter)
     first: list[RunRow] = []
 
 

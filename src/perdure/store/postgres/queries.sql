@@ -1062,7 +1062,7 @@ FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_mov
         ('worker', 'perdure_artifacts', 'SELECT, INSERT, UPDATE, DELETE', 'state, place, object, sha256, size'),
         ('worker', 'perdure_artifact_chunks', 'SELECT, INSERT, DELETE', ''), ('worker', 'perdure_artifact_uses', 'SELECT, INSERT, DELETE', ''),
         ('worker', 'perdure_runs', 'SELECT, INSERT, UPDATE', 'version, status, waiting_for, ready_at, seq, head, epoch, nonce, holder, lost, '
-            'lost_with, crashes, error, updated_at, attention, ledger, line'),
+            'lost_with, crashes, error, updated_at, attention, ledger, line, reopened'),
         ('worker', 'perdure_approvals', 'SELECT, INSERT, UPDATE', 'status, deciders, expires_at, escalated, voters, digest, settled_by, note, '
             'settled_at'),
         ('worker', 'perdure_budgets', 'SELECT, INSERT, UPDATE', 'limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, spent_usd_micros, '
