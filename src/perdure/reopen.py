@@ -17,11 +17,11 @@ from perdure.agent import Agent
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunSucceeded, Usage
 from perdure.core.identity import undo_id, undone_by
-from perdure.core.machine import AskApproval, CallTool, Command, Failed, Finish, StartChild, Succeeded
+from perdure.core.machine import AskApproval, Asked, CallTool, Command, Failed, Finish, StartChild, Succeeded
 from perdure.core.prompt_deltas import in_short, is_request
 from perdure.core.reopen import Reopening, reopening, retry_point
 from perdure.core.replay import Frontier
-from perdure.core.state import FINISHED, CallState, RunState, fold
+from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
 from perdure.engine.api import Reading, no_such_run
 from perdure.engine.local import sandbox
 from perdure.errors import AlreadyRunning, Conflict
@@ -155,7 +155,7 @@ class Planner:
             again=[_call(call) for call in found.again],
             superseded=[_call(call, hooks.get(call.number)) for call in found.superseded],
             open=[open_call_words(call, frontier, after, max_asks=self._max_asks, now=self._now) for _, call in sorted(after.open.items())],
-            next=list(_next(frontier, state)),
+            next=list(_next(frontier, state, fresh)),
             used=state.used,
             children=[
                 self._reopened(self._row(child), None, by, reason, fresh, self._agent_of_child(child, frontier, after), runs)
@@ -206,13 +206,27 @@ def _call(call: CallState, undo: bool | None = None) -> ReopenedCall:
     return ReopenedCall(call.number, call.tool, effect, call.phase, call.key, undo)
 
 
-def _next(frontier: Frontier, state: RunState) -> Iterator[str]:
+def _next(frontier: Frontier, state: RunState, fresh: bool) -> Iterator[str]:
     """What the agent asks for at the frontier, in words."""
     for _, command in frontier.pending:
         words = _words(command)
         if words is not None:
-            reused = getattr(command, "number", 0) <= state.numbers if not isinstance(command, Finish) else False
-            yield f"{words}: made before, its outcome is used again" if reused else words
+            if isinstance(command, Asked) and command.number <= state.numbers:
+                words = f"{words}: {_made_before(state.calls.get(command.number), fresh)}"
+            yield words
+
+
+def _made_before(call: CallState | None, fresh: bool) -> str:
+    """What becomes of a call that a superseded event has requested, and that the agent requests again."""
+    if call is None or (call.phase == "completed" and not (fresh and call.effect == "read")):
+        return "made before, its outcome is used again"
+    if call.phase == "completed":
+        return "made before, and made again"
+    if call.phase != "failed":
+        return "made before, and it may have happened: that is found out first"
+    if is_certain_end(call):
+        return "made before, its failure is used again"
+    return "failed before, and is attempted again" if is_repeatable(call) else "failed before, and may have happened: that is found out first"
 
 
 def _words(command: Command) -> str | None:
