@@ -50,7 +50,7 @@ def command(
     if run_id is not None and (heads or against is not None):
         raise InvalidInput("the heads are those of the whole journal: leave RUN out, or leave out --heads and --against")
     kept = [] if against is None else read_heads(against)
-    bad = runs = events = 0
+    bad = runs = events = redacted = 0
     with common.existing_store(url) if repair else common.existing_runs(url) as store:
         if heads:
             for head in chain_heads(store):
@@ -61,7 +61,8 @@ def command(
         for row in [require(store, run_id)] if run_id is not None else all_rows(store):
             verdict = verify_run(store, row, relatives)
             ends = cut
-            if repair and verdict.projection:
+            redacted += verdict.original_head is not None
+            if repair and verdict.projection and row.specimen is None:
                 verdict = _repaired(cast(Store, store), verdict, yes, as_json)
                 ends = missing_ends(store, row.run_id)[0]
             if row.run_id in ends and (verdict.problem is None or verdict.projection):
@@ -82,7 +83,12 @@ def command(
         written = f"{bad:,} not as they were written" if bad else "all as they were written"
         whole = f"; {plural(len(problems), 'thing is', 'things are')} wrong with the database as a whole" if problems else ""
         gone = f"; {plural(pruned, 'run was', 'runs were')} pruned before" if pruned else ""
-        common.out(f"{plural(runs, 'run')}, {plural(events, 'event')}: {written}{whole}{gone}")
+        copies = (
+            f"; {plural(redacted, 'run is a redacted copy', 'runs are redacted copies')}, whose content cannot be verified"
+            if redacted
+            else ""
+        )
+        common.out(f"{plural(runs, 'run')}, {plural(events, 'event')}: {written}{copies}{whole}{gone}")
     return common.DIFFERENT if bad or problems else common.SUCCEEDED
 
 
@@ -136,6 +142,11 @@ def _exported(file: str, as_json: bool) -> int:
 
 
 def _line(verdict: Verdict) -> str:
+    if verdict.problem is None and verdict.original_head is not None:
+        return (
+            f"run {verdict.run_id}: redacted copy: content cannot be verified, original head {verdict.original_head}; "
+            f"all {verdict.events:,} events are as they were redacted"
+        )
     if verdict.problem is None:
         return f"run {verdict.run_id}: all {verdict.events:,} events are as they were written; head {verdict.head}"
     place = f", event {verdict.seq}" if verdict.seq is not None else ""

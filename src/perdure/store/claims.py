@@ -354,6 +354,7 @@ class Claims(Part):
         if found is None:
             raise NotFound(f"there is no run {run_id}", hint="`perdure list` shows the runs")
         row = run_row(found)
+        row.check_live()
         _check_resumable(row, served)
         last = cursor.one("type_at", (key_of(found), row.seq))
         if last is not None and last[0] in _ENDS:
