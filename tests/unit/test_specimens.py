@@ -22,12 +22,13 @@ from perdure import Budget, Call, Perdure, Run, agent, tool
 from perdure.cli import cli
 from perdure.core.approval import Vote
 from perdure.core.codec import pack
-from perdure.core.events import CancelRequested, RunCancelled, RunCreated, SignalReceived
+from perdure.core.events import CancelRequested, Event, RunCancelled, RunCreated, SignalReceived
+from perdure.core.identity import genesis, seal_all
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreCorrupt
 from perdure.inspect.artifacts import orphans
 from perdure.inspect.audit import Audit, AuditFilter
 from perdure.inspect.chain import chain_problems, missing_ends
-from perdure.inspect.export import export_run, verdicts
+from perdure.inspect.export import EventLine, Header, RunLine, Writer, export_run, verdicts
 from perdure.inspect.repair import plan_repair
 from perdure.inspect.specimen import chunks, is_there, read_family
 from perdure.inspect.verify import verify_run
@@ -526,6 +527,23 @@ def test_a_file_that_is_too_large_for_the_memory_is_refused(zoos: Path, tmp_path
     monkeypatch.setattr("perdure.inspect.export.MOST_BYTES", 1000)
     with pytest.raises(InvalidInput, match="has more than 1,000 bytes of events and blobs"):
         read_family(file, by="ann", now=NOW)
+
+
+def test_an_id_that_perdure_never_gives_is_refused(tmp_path: Path) -> None:
+    """The file may come from a stranger: its ids end up in suggested commands, in completion and in file names."""
+    for name in ("$(reboot)", "a b", "../x", "-v", "x\u202e"):
+        created = RunCreated(name, "shop", "1", "t", pack(b"{}")[0])
+        (sealed,) = seal_all(genesis(name), [Event(1, ID, NOW, 0, None, None, created)])
+        lines: list[bytes] = []
+        writer = Writer(lines.append)
+        writer.put(Header(1, "0.2", "2026-01-01", name, "shop", "1", None))
+        writer.put(RunLine(name, "shop", "1", "t", "queued", None, 1, sealed.hash.hex()))
+        writer.put(EventLine(1, ID, NOW, 0, None, None, sealed.data.decode(), sealed.hash.hex()))
+        writer.end()
+        file = tmp_path / "odd.jsonl"
+        file.write_bytes(b"".join(lines))
+        with pytest.raises(InvalidInput, match=r"which perdure never gives|part of the family"):
+            read_family(file, by="ann", now=NOW)
 
 
 def test_a_child_alone_is_refused_and_the_way_out_is_named(zoos: Path, tmp_path: Path) -> None:

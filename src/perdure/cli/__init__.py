@@ -41,7 +41,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "check": ("perdure.cli.check", "Find code that would break replay, without running it."),
     "crashtest": ("perdure.cli.crashtest", "Kill an agent at each of its boundaries, and check that its run survives."),
     "verify": ("perdure.cli.verify", "Check the hash chain of one run or of all."),
-    "sign": ("perdure.cli.sign", "Sign the heads of all runs, so that nobody can rewrite history unseen."),
+    "sign": ("perdure.cli.sign", "Sign the heads of all runs, so that history cannot be rewritten unseen."),
     "export": ("perdure.cli.export", "Write a run to one portable file: to look at, verify, replay or test it."),
     "import": ("perdure.cli.import_run", "Take an exported run into this journal, to look at it: it is never driven."),
     "audit": ("perdure.cli.audit", "What happened in all runs, as JSON lines."),

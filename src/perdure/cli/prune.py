@@ -7,6 +7,7 @@ from typing import get_args
 import click
 import msgspec
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.times import parse_past
 from perdure.cli.who import os_user
@@ -100,7 +101,9 @@ def _prune_specimens(roots: tuple[str, ...], url: str | None, dry_run: bool, as_
         for root in roots:
             row = require(store, root)
             if row.specimen is not None and "/" in root:
-                raise InvalidInput(f"specimen {root} is part of a family; delete the family: --specimen {root.partition('/')[0]}")
+                raise InvalidInput(
+                    f"specimen {root} is part of a family; delete the family: --specimen {shell.quote(root.partition('/')[0])}"
+                )
             if row.specimen is None:
                 raise Conflict(
                     f"run {root} is no specimen: it ran in this journal, and nothing was deleted; prune it by age: --older-than 90d"

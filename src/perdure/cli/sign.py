@@ -84,7 +84,7 @@ def _make(path: Path, as_json: bool) -> int:
     if as_json:
         common.out_json({"private_key": str(path), "public_key": str(public)})
     else:
-        common.out(common.clean(f"{path}: the private key; {public}: the public key, for everybody who verifies"))
+        common.out(common.clean(f"{path}: the private key; {public}: the public key, to verify with"))
     return common.SUCCEEDED
 
 

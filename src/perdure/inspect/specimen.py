@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
+from perdure import shell
+from perdure.core import identity
 from perdure.core.budget import NOTHING
 from perdure.core.events import ChildStarted, payloads
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreCorrupt
@@ -46,8 +48,11 @@ def read_family(path: Path, *, by: str, now: int) -> Family:
         whole = root.partition("/")[0]
         raise InvalidInput(
             f"{path} holds run {root}, which is a part of the family of {whole}; nothing was imported: export the whole family, "
-            f"in the journal that it came from: perdure export {whole} -o FILE"
+            f"in the journal that it came from: perdure export {shell.quote(whole)} -o FILE"
         )
+    for name in (*export.runs, *(ask.request.approval for run in export.runs.values() for ask in run.state.asks.values())):
+        if not identity.is_id(name):
+            raise InvalidInput(f"{path} has a run or an approval with the id {name!r:.80}, which perdure never gives; nothing was imported")
     made = Specimen(export.sha256, export.header.exported_at, now, by, export.header.redacted or 0)
     artifacts = {one.line.uri: _artifact(one, export) for one in export.artifacts}
     wholes = [_whole(run, export, made) for run in export.runs.values()]
@@ -90,13 +95,13 @@ def is_there(family: Family, found: dict[str, Head], *, specimens: Sequence[str]
         if (head.seq, head.head) != (len(runs[run_id].stored), runs[run_id].head):
             raise Conflict(
                 f"specimen {run_id} is here with other content ({head.seq:,} events, head {head.head.hex()[:12]}…); nothing was imported: "
-                f"delete it first (perdure prune --specimen {family.export.header.run_id}), or {_ELSEWHERE}"
+                f"delete it first (perdure prune --specimen {shell.quote(family.export.header.run_id)}), or {_ELSEWHERE}"
             )
     missing = sorted(set(runs) - set(found))
     if missing:
         raise Conflict(
             f"specimen {family.export.header.run_id} is here without run {missing[0]} of this file; nothing was imported: delete it first "
-            f"(perdure prune --specimen {family.export.header.run_id}), or {_ELSEWHERE}"
+            f"(perdure prune --specimen {shell.quote(family.export.header.run_id)}), or {_ELSEWHERE}"
         )
     return True
 

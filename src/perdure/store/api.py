@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec import Struct
 
+from perdure import shell
 from perdure.core import codec
 from perdure.core.approval import ApprovalStatus as ApprovalStatus
 from perdure.core.approval import Judgement, Standing
@@ -111,7 +112,7 @@ class RunRow(Struct, frozen=True, gc=False):
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StoreCorrupt(
                 f"the row of specimen {self.run_id} is damaged ({error})",
-                hint=f"delete it and import it again: perdure prune --specimen {self.run_id}",
+                hint=f"delete it and import it again: perdure prune --specimen {shell.quote(self.run_id)}",
             ) from None
 
 

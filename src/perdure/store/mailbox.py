@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from msgspec import structs
 
+from perdure import shell
 from perdure.core import identity
 from perdure.core.budget import NOTHING, amounts_of
 from perdure.core.events import (
@@ -180,7 +181,7 @@ def _check_no_specimen(new: NewRun, row: RunRow) -> None:
     if row.specimen is not None:
         raise Conflict(
             f"run {row.run_id} is a specimen here: an imported copy, to be looked at; no run with this id can be started",
-            hint=f"choose another id, or delete the specimen: perdure prune --specimen {row.run_id}",
+            hint=f"choose another id, or delete the specimen: perdure prune --specimen {shell.quote(row.run_id)}",
         )
 
 
