@@ -40,19 +40,19 @@ def _name(run: int, data: bytes | None) -> str:
 
 def _triggers(database: PostgresDatabase) -> Iterator[str]:
     found = {(table, name): (enabled, made) for table, name, made, enabled in database.read("triggers")}
-    for migration in MIGRATIONS:
-        for trigger in _TRIGGER.finditer(migration.sql):
-            name, table = trigger.groups()
-            enabled, made = found.get((table, name), (None, ""))
-            if enabled is None:
-                what = "is missing"
-            elif enabled not in ("O", "A"):
-                what = "is switched off"
-            elif _essence(made) != _essence(trigger[0]):
-                what = "is not the one that perdure makes"
-            else:
-                continue
-            yield f"the trigger {name} on {table} {what}: the database was changed by hand; find out what else was changed"
+    # A later migration may replace a trigger: the last definition counts.
+    wanted = {(trigger[2], trigger[1]): trigger[0] for migration in MIGRATIONS for trigger in _TRIGGER.finditer(migration.sql)}
+    for (table, name), definition in wanted.items():
+        enabled, made = found.get((table, name), (None, ""))
+        if enabled is None:
+            what = "is missing"
+        elif enabled not in ("O", "A"):
+            what = "is switched off"
+        elif _essence(made) != _essence(definition):
+            what = "is not the one that perdure makes"
+        else:
+            continue
+        yield f"the trigger {name} on {table} {what}: the database was changed by hand; find out what else was changed"
 
 
 def _essence(trigger: str) -> object:
