@@ -22,7 +22,7 @@ from perdure import Budget, Call, Perdure, Run, agent, tool
 from perdure.cli import cli
 from perdure.core.approval import Vote
 from perdure.core.codec import pack
-from perdure.core.events import CancelRequested, Event, RunCancelled, RunCreated, SignalReceived
+from perdure.core.events import CancelRequested, Event, RunCancelled, RunCreated, RunReopened, SignalReceived
 from perdure.core.identity import genesis, seal_all
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreCorrupt
 from perdure.inspect.artifacts import orphans
@@ -34,7 +34,7 @@ from perdure.inspect.specimen import chunks, is_there, read_family
 from perdure.inspect.verify import verify_run
 from perdure.inspect.why.page import why
 from perdure.settings import Queue
-from perdure.store.api import ApprovalFilter, Filter, NewRun, Repair, Served, Store
+from perdure.store.api import ApprovalFilter, Filter, NewRun, Reopen, Repair, Served, Store
 from perdure.store.artifacts import stored_chunks, sweep
 from perdure.store.open import open_store
 from perdure.store.transfer import Copying
@@ -134,7 +134,7 @@ def test_no_worker_gets_a_specimen(zoos: Path, target: tuple[Store, Any], tmp_pa
     assert store.held("w") == []
 
 
-def test_a_specimen_takes_no_post_no_end_and_no_decision(zoos: Path, target: tuple[Store, Any], tmp_path: Path) -> None:
+def test_a_specimen_takes_no_post_no_end_and_no_decision_and_is_not_reopened(zoos: Path, target: tuple[Store, Any], tmp_path: Path) -> None:
     store, _ = target
     for run_id in ("listens", "refund", "doubt", "done"):
         take_in(store, exported(zoos, run_id, tmp_path))
@@ -146,6 +146,12 @@ def test_a_specimen_takes_no_post_no_end_and_no_decision(zoos: Path, target: tup
             store.post(run_id, None, CancelRequested("ann"), event_id=ID, now=NOW)
         with pytest.raises(Conflict, match="is a specimen"):
             store.end(run_id, RunCancelled("no more", forced_by="ann"), event_id=ID, now=NOW)
+    take_in(store, exported(zoos, "failed", tmp_path))
+    failed = store.get("failed")
+    assert failed is not None
+    before["failed"] = failed
+    with pytest.raises(Conflict, match="is a specimen"):
+        store.reopen([Reopen("failed", failed.seq, [(RunReopened("ann", 1), None, ID)])], now=NOW)
     with pytest.raises(Conflict, match="is a specimen"):
         store.decide(approval_of(store, "refund"), Vote(by="ann", granted=True), event_id=ID, now=before["refund"].updated_at + 1)
     assert {row.run_id: row for row in store.list(Filter(limit=1000))} == before
@@ -171,7 +177,7 @@ def test_no_run_is_created_under_the_id_of_a_specimen_or_in_its_family(zoos: Pat
 def test_the_app_refuses_what_it_refuses(zoos: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/here.db"
     store = open_store(url)
-    for run_id in ("listens", "refund", "paused", "doubt", "thrifty"):
+    for run_id in ("listens", "refund", "paused", "doubt", "thrifty", "failed"):
         take_in(store, exported(zoos, run_id, tmp_path))
     approval = approval_of(store, "refund")
     store.close()
@@ -195,6 +201,8 @@ def test_the_app_refuses_what_it_refuses(zoos: Path, tmp_path: Path) -> None:
                 "cancel": lambda: app.cancel("listens", by="ann"),
                 "force": lambda: app.cancel("doubt", by="ann", force=True),
                 "undo": lambda: app.undo("listens", by="ann"),
+                "retry": lambda: app.retry("failed", by="ann"),
+                "rewind": lambda: app.rewind("failed", to=2, by="ann"),
             }
             for name, act in acts.items():
                 async with asyncio.timeout(20):
@@ -203,7 +211,7 @@ def test_the_app_refuses_what_it_refuses(zoos: Path, tmp_path: Path) -> None:
                     assert name
             info = await app.handle("listens").info()
             assert info.specimen
-            assert [one.specimen for one in await app.list()] == [True] * 5
+            assert [one.specimen for one in await app.list()] == [True] * 6
             assert await app.count() == {}, "what waits in this journal is counted without specimens"
 
     asyncio.run(main())

@@ -936,7 +936,7 @@ class InboxStore(Protocol):
     def reopen(self, runs: Sequence[Reopen], *, now: int) -> None:
         """Append the events that reopen these runs, and make the runs ready: all of them in one transaction, or none.
 
-        Conflict if a run has newer events than `Reopen.seen`, or has succeeded. Other errors: NotFound, AlreadyRunning.
+        Conflict if a run has newer events than `Reopen.seen`, has succeeded, or is a specimen. Other errors: NotFound, AlreadyRunning.
         """
 
     def decide(self, approval: str, judgement: Judgement, *, event_id: str, now: int, tenant: str | None = None) -> ApprovalRow:

@@ -160,6 +160,7 @@ class Mailbox(Part):
         if found is None:
             raise NotFound(f"there is no run {one.run_id}", hint="`perdure list` shows the runs")
         row, key = run_row(found), key_of(found)
+        row.check_live()  # a specimen is never reopened
         if self._delivery.holds(row.holder):
             raise AlreadyRunning(f"run {one.run_id} is held by a worker that is not known to be dead; pause it first")
         if row.status == "succeeded" or row.seq != one.seen:
