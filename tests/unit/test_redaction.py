@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.inspect_tools import url_of
+from tests.unit.postgres_tools import empty
 from tests.unit.test_specimens import NOW, take_in
 
 from perdure import Approval, Budget, Perdure, ReAct, Run, Settings, agent, tool
@@ -130,11 +131,12 @@ def make(url: str) -> None:
     asyncio.run(main())
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    path = tmp_path_factory.mktemp("leak") / "leak.db"
-    make(url_of(path))
-    store = open_store(url_of(path))
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    is_file = request.param == "sqlite"
+    url = url_of(tmp_path_factory.mktemp("leak") / "leak.db") if is_file else empty(request.getfixturevalue("postgres"))
+    make(url)
+    store = open_store(url)
     assert {row.run_id for row in store.list(Filter())} >= {"leak"}
     yield store
     store.close()

@@ -209,7 +209,8 @@ class Redactor:
             if isinstance(payload.blob, str):
                 self.blobs[payload.blob] = before
             return payload
-        packed, blob = codec.pack(after)
+        # What was inline stays so: readers of a plan expect it in its event.
+        packed, blob = codec.pack(after, codec.INLINE_BYTES if payload.inline is None else codec.MAX_BYTES)
         if blob is not None:
             self.blobs[codec.digest(blob)] = blob
         return packed
