@@ -14,6 +14,7 @@ from typing import Any
 import apsw
 import pytest
 from click.testing import CliRunner
+from tests.unit import inspect_tools
 from tests.unit.inspect_tools import AGENTS, WAITERS, approval_of, listens, make_waiting, make_zoo, url_of
 from tests.unit.postgres_tools import cleared, empty
 from tests.unit.postgres_tools import raw as raw_postgres
@@ -289,6 +290,16 @@ def test_what_is_counted_and_listed_for_people_leaves_specimens_out(zoos: Path, 
     assert store.costs("agent") == []
     assert list(Audit(store, AuditFilter()).more()) == [], "its events happened in another journal"
     assert store.prunable(NOW * 2, ["succeeded", "failed", "cancelled"]) == []
+
+
+def test_a_check_before_a_deploy_leaves_specimens_out(zoos: Path, tmp_path: Path) -> None:
+    url, target = f"sqlite:///{tmp_path}/here.db", f"{Path(inspect_tools.__file__)}:listens"
+    store = open_store(url)
+    take_in(store, exported(zoos, "listens", tmp_path))
+    store.close()
+    answer = CliRunner().invoke(cli, ["replay", "--all", "--live-only", target, "--url", url])
+    assert (answer.exit_code, answer.stdout) == (0, "0 unfinished runs\n"), answer.output
+    assert "1 run" in CliRunner().invoke(cli, ["replay", "--all", target, "--url", url]).stdout
 
 
 def test_the_same_file_again_changes_nothing_and_other_content_is_refused(zoos: Path, target: tuple[Store, Any], tmp_path: Path) -> None:
