@@ -233,7 +233,20 @@ def test_a_finished_run_whose_row_says_otherwise_is_reported_and_not_appended_to
             continue  # `run` leaves such a run alone
         refused = desk(*verb, code=2).stderr
         assert f"has ended (event {len(before)}, run_succeeded), and its row says {status}: the row was edited" in refused
+        assert refused.endswith("perdure verify r --repair\n")
+    for verb in (("signal", "r", "go", "1"), ("cancel", "r"), ("cancel", "r", "--force")):
+        assert "the row was edited; nothing was written" in desk(*verb, code=2).stderr
+    worker = desk.begin("worker", "desk.py")
+    until(lambda: "needs_attention" in desk("list").stdout)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+    page = desk("why", "r").stdout
+    assert "its row was edited: the row says needs_attention, and by its journal the run ended at" in page
+    assert page.count("perdure ") == 1, page
+    assert "perdure verify r --repair" in page
     assert desk.types("r") == before
+    desk("verify", "r", "--repair", "--yes")
+    assert desk("resume", "r").stdout == "x\n"
     assert desk.ledger == ["look x"]
 
 

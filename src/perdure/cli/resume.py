@@ -63,7 +63,7 @@ def _check_not_ended(store: Reading, row: RunRow) -> None:
         raise StoreCorrupt(
             f"run {row.run_id} has ended (event {last[-1].seq}, {last[-1].type}), and its row says {row.status}: the row was edited; "
             "nothing was written",
-            hint=f"{shell.command('verify', row.run_id)} tells more",
+            hint=f"write the row again from the journal: {shell.command('verify', row.run_id)} --repair",
         )
 
 

@@ -30,7 +30,7 @@ from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
 from perdure.store.part import Means, Part
 from perdure.store.projections import Consequences
-from perdure.store.rows import event_row, has_arrived, inbox_row, key_of, run_row
+from perdure.store.rows import check_not_ended, event_row, has_arrived, inbox_row, key_of, run_row
 
 _ERROR_CHARS = 500  # how much of an error message the run's row has; the journal has the whole message
 _STATUS: dict[type, Status] = {RunSucceeded: "succeeded", RunFailed: "failed", RunCancelled: "cancelled"}
@@ -201,6 +201,7 @@ def _unfinished(cursor: Cursor, run_id: str) -> Row:
     row = run_row(found)
     if row.status in FINISHED:
         raise RunEnded(f"run {run_id} has finished ({row.status}) and takes nothing more")
+    check_not_ended(found)
     return found
 
 
