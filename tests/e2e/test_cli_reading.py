@@ -352,6 +352,35 @@ def test_migrate_says_from_where_to_where_and_check_changes_nothing(desk: Desk) 
     assert "upgrade perdure" in desk.refusal("list", code=2)
 
 
+def test_migrate_makes_triggers_and_indexes_again_that_are_missing_and_says_so(desk: Desk) -> None:
+    desk("run", "shop.py:many", "calls=0", "--id", "r")
+    desk.edit("DROP INDEX perdure_runs_created")  # and all triggers
+    assert "`perdure migrate` makes it again" in desk("verify", code=7)
+    checked = desk("migrate", "--check", code=7)
+    assert "the trigger perdure_runs_finished is missing: nothing was changed: perdure migrate" in checked
+    assert "up to date" not in checked
+    found = desk.json("migrate", "--check", code=7)
+    assert (found["up_to_date"], found["to_restore"][0]) == (False, "the index perdure_runs_created is missing")
+    assert len(found["to_restore"]) > 20
+    assert "the trigger perdure_runs_finished is missing: made again" in desk("migrate")
+    assert "up to date" in desk("migrate", "--check")
+    desk("verify")
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_a_row_that_was_edited_to_another_end_is_reported_with_the_way_out(desk: Desk, status: str) -> None:
+    desk("run", "shop.py:many", "calls=0", "--id", "r")
+    desk.edit(f"UPDATE perdure_runs SET status = '{status}'")
+    for verb in (("resume", "r"), ("run", "shop.py:many", "calls=0", "--id", "r")):
+        said = desk.refusal(*verb, code=2)
+        assert f"run r is {status} by its row, and event 3 of its journal is run_succeeded: the row was edited" in said
+        assert said.endswith("perdure verify r --repair\n")
+    assert "perdure verify r --repair" in desk("why", "r")
+    desk("migrate")
+    desk("verify", "r", "--repair", "--yes")
+    desk("resume", "r")
+
+
 def test_a_run_or_a_database_that_is_not_there_is_code_6(desk: Desk) -> None:
     assert f"there is no database perdure.db in {desk.folder};" in desk.refusal("list", code=6)
     assert not (desk.folder / "perdure.db").exists()

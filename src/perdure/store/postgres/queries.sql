@@ -279,6 +279,11 @@ SELECT c.relname, t.tgname, pg_get_triggerdef(t.oid), t.tgenabled::text
 FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
 WHERE NOT t.tgisinternal AND c.relname LIKE 'perdure\_%' AND c.relnamespace = current_schema()::regnamespace ORDER BY 1, 2
 
+-- name: indexes
+-- The valid indexes: one that could not be built is not used.
+SELECT t.relname, i.relname FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_class AS t ON t.oid = x.indrelid
+WHERE x.indisvalid AND t.relname LIKE 'perdure\_%' AND t.relnamespace = current_schema()::regnamespace ORDER BY 1, 2
+
 -- name: functions
 SELECT proname, prosrc FROM pg_proc WHERE proname LIKE 'perdure\_%' AND pronamespace = current_schema()::regnamespace ORDER BY 1
 
