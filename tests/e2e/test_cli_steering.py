@@ -16,6 +16,7 @@ from tests.e2e.test_cli_acting import Shop
 from tests.unit.store_tools import raw
 
 from perdure.cli import OTHER_WORDS, VERBS, cli
+from perdure.cli.who import os_user
 
 AGENTS = """
 import asyncio, os
@@ -151,6 +152,12 @@ def test_a_run_whose_time_has_not_come_is_not_resumed_before_it_unless_the_user_
     assert words == ["perdure", "resume", "r", "--now"]
     assert desk(*words[1:]).stdout == "x\n"
     assert desk.ledger == ["look x"]
+    audited = [json.loads(line) for line in desk("audit", "r").stdout.splitlines()]
+    (early,) = [line for line in audited if line["context"].get("early")]
+    assert (early["type"], early["actor"], early["context"]["note"]) == ("run_unpaused", os_user(), "perdure resume --now")
+    assert audited[early["seq"]]["type"] == "run_claimed"
+    assert f"{os_user()} begins the run before its time: perdure resume --now" in desk("events", "r").stdout
+    desk("verify")
 
 
 # -- what `run` and `resume` say --------------------------------------------------------------------------------------------------

@@ -607,6 +607,8 @@ def _said(body: CancelRequested | RunPaused | RunUnpaused | RunRequeued | RunAdo
             return f"{body.by} asked to cancel the run{_note(body.reason)}"
         case RunPaused():
             return f"{body.by} paused the run{_note(body.reason)}"
+        case RunUnpaused(early=True):
+            return f"{body.by} begins the run before its time{_note(body.note)}"
         case RunUnpaused():
             return f"{body.by} let the run go on{_note(body.note)}"
         case RunRequeued():
