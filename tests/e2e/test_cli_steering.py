@@ -367,3 +367,30 @@ def test_every_command_behind_another_word_exists_with_its_options() -> None:
             known = {option for one in command.params for option in one.opts}
             for option in re.findall(r"--[a-z-]+", rest):
                 assert option in known, (word, verb, option)
+
+
+# -- help, times, types -------------------------------------------------------------------------------------------------------------
+def test_help_is_a_verb_too(desk: Desk) -> None:
+    assert desk("help").stdout == desk("--help").stdout
+    assert desk("help", "run").stdout == desk("run", "--help").stdout
+    assert "there is no verb 'nope'" in desk.refusal("help", "nope")
+
+
+def test_a_time_without_a_zone_is_taken_as_utc_and_that_is_said(desk: Desk) -> None:
+    told = desk("run", "desk.py:looker", "--id", "r", "--detach", "--not-before", "2090-01-01T10:00").stderr
+    assert "perdure: --not-before 2090-01-01T10:00 names no zone, and is taken as UTC: 2090-01-01T10:00:00Z\n" in told
+    assert "names no zone" in desk("audit", "--since", "2026-01-01").stderr
+    for named in ("2026-01-01T00:00Z", "2026-01-01T00:00+01:00", "2h"):
+        assert desk("audit", "--since", named).stderr == ""
+
+
+def test_an_unknown_type_of_events_is_refused_with_the_closest_types(desk: Desk) -> None:
+    desk("run", "desk.py:looker", "--id", "r", "--detach")
+    refused = desk.refusal("audit", "--type", "run_crated")
+    assert "there is no type of events 'run_crated'; close to it: run_created" in refused
+    assert refused.rstrip().endswith("perdure audit --help ends with all types")
+    assert len(refused) < 250
+    assert len(desk.refusal("audit", "--type", "nope")) < 150
+    listed = " ".join(desk("audit", "--help").stdout.split())
+    assert "run_created" in listed
+    assert "tool_call_resolved." in listed
