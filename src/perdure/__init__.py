@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from perdure.agents.plan import Plan, Step, param, ref
     from perdure.agents.react.agent import ReAct
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "Agent",
     "AgentInput",
