@@ -48,6 +48,7 @@ from perdure.errors import (
     UnknownAgent,
     WrongVersion,
 )
+from perdure.reopen import Reopened, ReopenedCall
 from perdure.run import Run
 from perdure.settings import Queue, Settings
 from perdure.store.api import ApprovalRow, CostRow
@@ -103,6 +104,8 @@ __all__ = [
     "Queue",
     "Rate",
     "ReAct",
+    "Reopened",
+    "ReopenedCall",
     "ResultNotEncodable",
     "ResultTimeout",
     "Retry",

@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 from perdure import shell
 from perdure.agent import Agent, AgentInput
 from perdure.config import checked_place, load_settings
-from perdure.control import NOTHING, Control, check_tenant, known_name, plain_text, role_names
+from perdure.control import NOTHING, Control, check_tenant, known_name, plain_text, role_names, words
 from perdure.core import codec, identity
 from perdure.core.approval import ApprovalStatus, Vote
 from perdure.core.budget import Budget, limits_of
@@ -47,6 +47,7 @@ from perdure.errors import (
     StoreUnavailable,
     UnknownAgent,
 )
+from perdure.reopen import Planner, Reopened
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, Current, Filter, NewRun, OpenAttempt, RunRow, Served
 from perdure.store.url import shown_url
@@ -559,6 +560,59 @@ class Perdure:
         """
         added = limits_of(add, "add=")
         return await self._control.unpause(run_id, by=by, note=note, add=added, tenant=tenant)
+
+    async def retry(
+        self,
+        run_id: str,
+        *,
+        by: str = "app",
+        reason: str | None = None,
+        dry_run: bool = False,
+        fresh: bool = False,
+        tenant: str | None = None,
+    ) -> Reopened:
+        """Let a run that has failed or was cancelled go on. Returns what that means; `dry_run=True` changes nothing.
+
+        Calls that failed are attempted again. Calls that have a result are not made again. If the agent itself failed,
+        its last step is taken again, with this app's code. Raises Diverged, and records nothing, if this code asks for
+        other calls than the journal has up to that point.
+        """
+        return await self._reopen(run_id, None, by=by, reason=reason, dry_run=dry_run, fresh=fresh, tenant=tenant)
+
+    async def rewind(
+        self,
+        run_id: str,
+        to: int,
+        *,
+        by: str = "app",
+        reason: str | None = None,
+        dry_run: bool = False,
+        fresh: bool = False,
+        tenant: str | None = None,
+    ) -> Reopened:
+        """Let a run that is not running, and has not succeeded, go on from its event `to`. Returns what that means.
+
+        Nothing that has happened happens again: if the agent makes a call again (the same tool with the same
+        arguments), the recorded result is used. `fresh=True`: `read` calls and requests to models are made again.
+        `dry_run=True` changes nothing. Errors: as for `retry`.
+        """
+        if not isinstance(to, int) or isinstance(to, bool):
+            raise InvalidInput(f"rewind(to={shown(to)}): the number of an event")
+        return await self._reopen(run_id, to, by=by, reason=reason, dry_run=dry_run, fresh=fresh, tenant=tenant)
+
+    async def _reopen(
+        self, run_id: str, to: int | None, *, by: str, reason: str | None, dry_run: bool, fresh: bool, tenant: str | None
+    ) -> Reopened:
+        _check_flag(dry_run, "dry_run")
+        _check_flag(fresh, "fresh")
+        who, why = known_name(by), words(reason, "reason")
+        planner = Planner(
+            self.reading, self._agent, self.load, max_steps=self.settings.max_steps, now=self.clock.now(), new_id=self.clock.new_id
+        )
+        plan = await self._asking.ask(lambda: planner.plan(run_id, to, by=who, reason=why, fresh=fresh, tenant=tenant))
+        if not dry_run:
+            await self.engine.reopen(plan.runs)
+        return plan.reopened
 
     async def requeue(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
         """Deprecated since 0.2: use `unpause`, which also continues a run that needs attention."""

@@ -173,6 +173,8 @@ class Perdure:
     cancel = _blocking(asynchronous.Perdure.cancel)
     pause = _blocking(asynchronous.Perdure.pause)
     unpause = _blocking(asynchronous.Perdure.unpause)
+    retry = _blocking(asynchronous.Perdure.retry)
+    rewind = _blocking(asynchronous.Perdure.rewind)
     requeue = _blocking(asynchronous.Perdure.requeue)
     adopt = _blocking(asynchronous.Perdure.adopt)
     resolve = _blocking(asynchronous.Perdure.resolve)

@@ -160,7 +160,7 @@ if __name__ == "__main__":
     Group(
         "What they return",
         "Records of the app's methods. Times named `…_at` and `ts` are microseconds since 1970, in UTC.",
-        "RunInfo RunningCall FailureInfo RunStatus Event RunState CallState ApprovalRow CostRow UndoPlan Deed",
+        "RunInfo RunningCall FailureInfo RunStatus Event RunState CallState ApprovalRow CostRow UndoPlan Reopened ReopenedCall Deed",
     ),
     Group(
         "Budgets, rates, retries, approvals",

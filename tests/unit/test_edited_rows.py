@@ -23,6 +23,7 @@ from perdure.core.events import (
     RunAdopted,
     RunCancelled,
     RunFailed,
+    RunReopened,
     RunSucceeded,
     SignalReceived,
     Status,
@@ -31,7 +32,7 @@ from perdure.errors import StoreCorrupt
 from perdure.inspect.repair import plan_repair
 from perdure.inspect.verify import verify_run
 from perdure.settings import Queue
-from perdure.store.api import Committed, RowChange, Store
+from perdure.store.api import Committed, Reopen, RowChange, Store
 from perdure.store.open import open_store
 
 UNFINISHED = ("queued", "running", "waiting", "waiting_approval", "needs_attention", "cancelling", "paused")
@@ -190,6 +191,23 @@ def test_an_end_by_force_is_refused(store: Store, forge: Forge, status: str) -> 
     with pytest.raises(StoreCorrupt, match="the row was edited"):
         end(store, "r", ENDS["cancelled"])
     assert written(store, "r") == before
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "needs_attention", "queued"])
+def test_a_run_that_has_succeeded_is_not_reopened_whatever_its_row_says(store: Store, forge: Forge, status: str) -> None:
+    finish(store, "r")
+    before = written(store, "r")
+    edit(forge, "r", status, "NULL")
+    with pytest.raises(StoreCorrupt, match=r"has ended \(event 3, run_succeeded\), and its row says .*: the row was edited"):
+        store.reopen([Reopen("r", 3, [(RunReopened("ann", 1), None, uuid.uuid4().hex)])], now=NOW)
+    assert written(store, "r") == before
+
+
+def test_a_run_that_has_failed_is_reopened(store: Store) -> None:
+    """The control: its row says so too."""
+    finish(store, "r", "failed")
+    store.reopen([Reopen("r", 3, [(RunReopened("ann", 2), None, uuid.uuid4().hex)])], now=NOW)
+    assert len(store.claim("w", serving("a"), 9, NOW * 2)) == 1
 
 
 def test_the_end_of_a_child_is_not_posted_to_a_parent_that_has_ended(store: Store, forge: Forge) -> None:

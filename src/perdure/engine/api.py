@@ -25,7 +25,7 @@ from msgspec import Struct
 from perdure.core.approval import Vote
 from perdure.core.events import AnyBody, Event, RunCancelled
 from perdure.errors import NotFound
-from perdure.store.api import ApprovalRow, NewRun, RunRow
+from perdure.store.api import ApprovalRow, NewRun, Reopen, RunRow
 from perdure.store.api import Reading as Reading
 from perdure.store.url import shown_url
 
@@ -92,6 +92,12 @@ class Engine(Protocol):
         """End a run that is not held, at once and without its agent. Its parent is told; its children are cancelled.
 
         Errors: NotFound, RunEnded; AlreadyRunning; Conflict if `seen` is given and is not the run's last event.
+        """
+
+    async def reopen(self, runs: Sequence[Reopen]) -> None:
+        """Let runs that have failed, were cancelled or wait go on from an earlier event: all of them, or none.
+
+        Errors: NotFound; AlreadyRunning; Conflict if a run has succeeded or has newer events than `Reopen.seen`.
         """
 
     async def result(self, run_id: str) -> RunResult:

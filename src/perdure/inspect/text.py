@@ -24,6 +24,7 @@ from perdure.core.events import (
     AttentionNeeded,
     BudgetExceeded,
     BudgetRaised,
+    CallRequestedAgain,
     CancelRequested,
     ChildFinished,
     ChildStarted,
@@ -34,6 +35,7 @@ from perdure.core.events import (
     ModelCallCompleted,
     ModelCallFailed,
     ModelCallInitiated,
+    OutcomeReused,
     PatchMarked,
     PinChanged,
     PlanGenerated,
@@ -45,6 +47,7 @@ from perdure.core.events import (
     RunFailed,
     RunPaused,
     RunReleased,
+    RunReopened,
     RunRequeued,
     RunSucceeded,
     RunUnpaused,
@@ -562,6 +565,12 @@ def _about_run(event: Event, load: Load | None) -> str:
             return f"{body.forced_by} ended the run without its agent, and what was open stays so{_unsettled(body)}{_note(body.reason)}"
         case CancelRequested() | RunPaused() | RunUnpaused() | RunRequeued() | RunAdopted() | BudgetRaised() | SignalReceived():
             return _said(body)
+        case RunReopened():
+            return f"{body.by} reopened the run at event {body.back_to}: later events up to here are superseded{_note(body.reason)}"
+        case CallRequestedAgain():
+            return "the agent made this call again" + (": its result is fetched anew" if body.anew else "; it is the same call")
+        case OutcomeReused():
+            return f"what event {body.of} brought is used again"
         case (
             ToolCallProposed()
             | ToolCallInitiated()

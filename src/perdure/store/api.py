@@ -37,6 +37,16 @@ from perdure.settings import Queue
 Place = tuple[int, int]
 
 
+class Reopen(Struct, frozen=True, gc=False):
+    """One run that a person reopens, and the events that say so."""
+
+    run_id: str
+    seen: int  # the run's last event when the events were computed
+    # (body, call, event id). The first body is the `run_reopened`: it is caused by the last event, and causes the others.
+    events: Sequence[tuple[AnyBody, int | None, str]]
+    version: str | None = None  # the version of the agent that goes on with the run; None: the same as before
+
+
 class NewRun(Struct, frozen=True, gc=False):
     """A run to create; `created` is its first event's body."""
 
@@ -876,6 +886,12 @@ class InboxStore(Protocol):
         The amounts that the run still has reserved are freed, and the amounts in `RunCancelled.unsettled` are charged.
         `expect`, if given, is called with the run's row inside the transaction, and raises an error to refuse the end.
         Other errors: NotFound, RunEnded, AlreadyRunning.
+        """
+
+    def reopen(self, runs: Sequence[Reopen], *, now: int) -> None:
+        """Append the events that reopen these runs, and make the runs ready: all of them in one transaction, or none.
+
+        Conflict if a run has newer events than `Reopen.seen`, or has succeeded. Other errors: NotFound, AlreadyRunning.
         """
 
     def decide(self, approval: str, judgement: Judgement, *, event_id: str, now: int, tenant: str | None = None) -> ApprovalRow:

@@ -87,6 +87,10 @@ WHERE approval = :approval AND run = :run AND call = :call AND action = :tool AN
 -- The run has ended: its pending approvals are not needed any more.
 UPDATE perdure_approvals SET status = 'withdrawn', settled_at = :ts WHERE run = :run AND status = 'pending'
 
+-- name: withdraw_approval_of_call
+-- The run was reopened, and its agent no longer waits for this approval.
+UPDATE perdure_approvals SET status = 'withdrawn', settled_at = :ts WHERE run = :run AND call = :call AND status IN ('pending', 'approved')
+
 -- name: change_approval
 UPDATE perdure_approvals SET status = :status, deciders = :deciders, expires_at = :expires_at, escalated = :escalated, voters = :voters,
     digest = :digest, settled_by = :settled_by, note = :note, settled_at = :settled_at

@@ -16,6 +16,7 @@ from perdure.core.events import (
     RunCancelled,
     RunCreated,
     RunFailed,
+    RunReopened,
     RunSucceeded,
     SignalReceived,
     Terminal,
@@ -24,7 +25,7 @@ from perdure.core.events import (
 from perdure.core.identity import seal
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded
 from perdure.store import family, limits, queues
-from perdure.store.api import FINISHED, Charge, InboxRow, NewRun, RunRow, Status, Tombstone
+from perdure.store.api import FINISHED, Charge, InboxRow, NewRun, Reopen, RunRow, Status, Tombstone
 from perdure.store.creation import insert_run
 from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
@@ -141,6 +142,41 @@ class Mailbox(Part):
 
         self._database.write(finish, lambda cursor, _: has_arrived(cursor, run_id, event_id))
         self._bell.ring()
+
+    def reopen(self, runs: Sequence[Reopen], *, now: int) -> None:
+        def write(cursor: Cursor) -> None:
+            # Runs are locked from the oldest to the youngest: a child's id is longer than its parent's id.
+            for one in sorted(runs, key=lambda one: (one.run_id.count("/"), one.run_id)):
+                self._reopen(cursor, one, now)
+
+        # After a commit with unknown outcome, either all runs are reopened or none is.
+        self._database.write(write, lambda cursor, _: has_arrived(cursor, runs[0].run_id, runs[0].events[0][2]))
+        self._bell.ring()
+
+    def _reopen(self, cursor: Cursor, one: Reopen, now: int) -> None:
+        found = cursor.one("run_to_change", (one.run_id,))
+        if found is None:
+            raise NotFound(f"there is no run {one.run_id}", hint="`perdure list` shows the runs")
+        row, key = run_row(found), key_of(found)
+        if self._delivery.holds(row.holder):
+            raise AlreadyRunning(f"run {one.run_id} is held by a worker that is not known to be dead; pause it first")
+        if row.status == "succeeded" or row.seq != one.seen:
+            raise Conflict(f"run {one.run_id} has moved on: it is {row.status} and has {row.seq} events, not {one.seen}; look at it again")
+        check_not_ended(found)  # a run that has succeeded stays so, also if its row was edited to say otherwise
+        head, reopened = row.head, row.seq + 1
+        events = []
+        for seq, (body, call, event_id) in enumerate(one.events, reopened):
+            sealed = seal(head, Event(seq, event_id, now, row.epoch, call, row.seq if seq == reopened else reopened, body))
+            events.append(event_row(key, sealed))
+            head = sealed.hash
+        cursor.change("reopen_run", {"id": key, "seq": row.seq + len(events), "head": head, "now": now})
+        cursor.each("insert_event", events)
+        body = one.events[0][0]
+        assert isinstance(body, RunReopened), body
+        for call in body.withdrawn:
+            cursor.change("withdraw_approval_of_call", {"run": key, "call": call, "ts": now})
+        if one.version is not None:
+            queues.move(cursor, key, one.version)
 
     def inbox(self, worker: str) -> list[InboxRow]:
         return [inbox_row(row) for row in self._database.read("inbox_of_worker", (worker,))]

@@ -75,12 +75,12 @@ def has_ended(row: Row) -> bool:
 
 
 def check_not_ended(row: Row) -> None:
-    """StoreCorrupt if the run has ended by its journal. For a row of a statement with {ended}, if its status is unfinished.
+    """StoreCorrupt if the run has ended by its journal, and its row says otherwise. For a row of a statement with {ended}.
 
     The row was edited then. An event after the terminal event would make the journal worthless.
     """
-    if has_ended(row):
-        run = run_row(row)
+    run = run_row(row)
+    if has_ended(row) and row[ENDED] != f"run_{run.status}":
         raise StoreCorrupt(
             f"run {run.run_id} has ended (event {run.seq}, {row[ENDED]}), and its row says {run.status}: the row was edited; nothing was written",
             hint=f"write the row again from the journal: {shell.command('verify', run.run_id)} --repair",

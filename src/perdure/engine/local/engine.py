@@ -39,7 +39,7 @@ from perdure.engine.local.worker import Observer, Worker
 from perdure.engine.threads import ReadingThreads
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreUnavailable, UnknownAgent
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewRun, RunRow, Served, Status, Store, Watched
+from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewRun, Reopen, RunRow, Served, Status, Store, Watched
 from perdure.store.open import is_postgres, open_store
 from perdure.tool.artifact import ids_in
 
@@ -236,6 +236,9 @@ class LocalEngine:
                 raise _moved_on(row, seen)
 
         await self._write(lambda: self.store.end(run_id, body, event_id=event_id, now=self._clock.now(), expect=expect))
+
+    async def reopen(self, runs: Sequence[Reopen]) -> None:
+        await self._write(lambda: self.store.reopen(runs, now=self._clock.now()))
 
     def _reached(self, row: RunRow, body: AnyBody) -> Reached:
         """The facts about the run that `is_news` needs.

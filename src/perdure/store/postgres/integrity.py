@@ -72,25 +72,25 @@ class _Change(NamedTuple):
 
 def _changed(triggers: Sequence[Row], indexes: Sequence[Row]) -> list[_Change]:
     found = {(table, name): (enabled, made) for table, name, made, enabled in triggers}
-    valid = {(table, name) for table, name in indexes}
+    # A later migration may replace a trigger: the last definition counts.
+    wanted = {(trigger[2], trigger[1]): trigger[0] for migration in MIGRATIONS for trigger in _TRIGGER.finditer(migration.sql)}
     changes = []
-    for migration in MIGRATIONS:
-        for trigger in _TRIGGER.finditer(migration.sql):
-            name, table = trigger.groups()
-            enabled, made = found.get((table, name), (None, ""))
-            if enabled is None:
-                what = "is missing"
-            elif enabled not in ("O", "A"):
-                what = "is switched off"
-            elif _essence(made) != _essence(trigger[0]):
-                what = "is not the one that perdure makes"
-            else:
-                continue
-            changes.append(_Change("trigger", name, table, trigger[0], what))
-        for index in _INDEX.finditer(migration.sql):
-            name, table = index.groups()
-            if (table, name) not in valid:
-                changes.append(_Change("index", name, table, index[0], "is missing"))
+    for (table, name), definition in wanted.items():
+        enabled, made = found.get((table, name), (None, ""))
+        if enabled is None:
+            what = "is missing"
+        elif enabled not in ("O", "A"):
+            what = "is switched off"
+        elif _essence(made) != _essence(definition):
+            what = "is not the one that perdure makes"
+        else:
+            continue
+        changes.append(_Change("trigger", name, table, definition, what))
+    valid = {(table, name) for table, name in indexes}
+    for index in (index for migration in MIGRATIONS for index in _INDEX.finditer(migration.sql)):
+        name, table = index.groups()
+        if (table, name) not in valid:
+            changes.append(_Change("index", name, table, index[0], "is missing"))
     return changes
 
 

@@ -254,6 +254,12 @@ UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = max(updated_at, :
     attention = NULL, error = :error, crashes = 0, ready_at = NULL, holder = NULL, nonce = NULL
 WHERE id = :id
 
+-- name: reopen_run
+-- Like post_to_unheld, for a run that a person has reopened, also after its end.
+UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = max(updated_at, :now), status = 'queued', waiting_for = NULL,
+    attention = NULL, error = NULL, crashes = 0, ready_at = :now, holder = NULL, nonce = NULL, lost = 0, lost_with = 0
+WHERE id = :id
+
 -- name: first_event
 SELECT CAST(data AS BLOB) FROM perdure_events WHERE id = (? << 32 | 1)
 
