@@ -67,7 +67,7 @@ def command(
         raise InvalidInput("--signatures FILE and --public-key FILE belong together: a statement counts if this key has signed it")
     kept = [] if against is None else read_heads(against)
     book = None if signatures is None or public_key is None else Book.read(Path(signatures), PublicKey.read(Path(public_key)))
-    bad = runs = events = redacted = 0
+    bad = wrong_rows = runs = events = redacted = 0
     with common.existing_store(url) if repair else common.existing_runs(url) as store:
         if heads:
             for head in chain_heads(store):
@@ -85,6 +85,7 @@ def command(
             if row.run_id in ends and (verdict.problem is None or verdict.projection):
                 verdict = structs.replace(verdict, problem=ends[row.run_id], projection=False)
             runs, events, bad = runs + 1, events + verdict.events, bad + (verdict.problem is not None)
+            wrong_rows += verdict.problem is not None and verdict.projection
             if as_json:
                 common.out_json(msgspec.to_builtins(verdict))
             elif verdict.problem is not None or run_id is not None:
@@ -101,7 +102,12 @@ def command(
     if book is not None and not as_json:
         common.out(common.clean(_told(str(signatures), book)))
     if run_id is None and not as_json:
-        written = f"{bad:,} not as they were written" if bad else "all as they were written"
+        damaged = bad - wrong_rows
+        found = [
+            *([f"{plural(damaged, 'journal is', 'journals are')} not as written"] if damaged else []),
+            *([f"{plural(wrong_rows, 'row contradicts its', 'rows contradict their')} sound journal"] if wrong_rows else []),
+        ]
+        written = ", ".join(found) or "all as they were written"
         whole = f"; {plural(len(problems), 'thing is', 'things are')} wrong with the database as a whole" if problems else ""
         gone = f"; {plural(pruned, 'run was', 'runs were')} pruned before" if pruned else ""
         copies = (
@@ -109,7 +115,7 @@ def command(
             if redacted
             else ""
         )
-        common.out(f"{plural(runs, 'run')}, {plural(events, 'event')}: {written}{copies}{whole}{gone}")
+        common.out(f"checked {plural(runs, 'run')} with {plural(events, 'event')}: {written}{copies}{whole}{gone}")
     return common.DIFFERENT if bad or problems else common.SUCCEEDED
 
 
