@@ -105,7 +105,7 @@ def call(listener: Callable[..., None], *args: object) -> None:
     try:
         listener(*args)
     except Exception as error:
-        # For example, the event loop of the listener is closed. That must not disturb the commit.
+        # For example, the event loop of the listener is closed. That must not make the commit fail.
         log.debug("a listener could not be rung: %r", error)
 
 

@@ -27,7 +27,7 @@ class _Failure(Struct, frozen=True, gc=False):
 
 
 class _Told(Struct, frozen=True, gc=False):
-    """The fields that costs need of an event that begins, ends or settles an attempt. Other fields are not decoded."""
+    """The fields that are needed of an event that begins, ends or settles an attempt. Other fields are not decoded."""
 
     tool: str = ""
     attempt: int = 1
@@ -83,7 +83,7 @@ class _Attempt:
 
 
 class _Life:
-    """How long a run has existed, and how much of that no worker held it."""
+    """How long a run has existed, and for how much of that time no worker held it."""
 
     def __init__(self) -> None:
         self.began: int | None = None

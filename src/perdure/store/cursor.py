@@ -75,7 +75,7 @@ class Database(Protocol):
         """Lend the transaction's own connection to a tool. The tool can use only its own tables."""
 
     def unguarded(self, cursor: Cursor) -> AbstractContextManager[None]:
-        """Inside, this transaction may change settled rows, which the triggers of the schema keep as they are."""
+        """Inside this context, the transaction may change settled rows. Otherwise triggers refuse such a change."""
 
     def version(self) -> int:
         """A number that changes whenever any process commits something. Cheap to ask."""

@@ -210,7 +210,8 @@ def pruned_id(cursor: Cursor, new: NewRun) -> Conflict:
     tombstone = Tombstone(*found[1:])
     assert isinstance(new.created, RunCreated), new.created
     if tombstone.tenant != new.created.tenant:
-        # The words that the app has for a run of another tenant that was not pruned. Only that the id is taken may be told.
+        # The same words as for a run of another tenant that was not pruned: the caller may learn only that the id is
+        # taken.
         return Conflict(f"the run id {run_id} is taken; choose another")
     at = datetime.fromtimestamp(tombstone.pruned_at // 1_000_000, UTC).date().isoformat()
     return Conflict(

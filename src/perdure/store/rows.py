@@ -82,7 +82,7 @@ def lost_with_of(row: Row) -> int:
 
 
 def as_lost(row: Row, lost: int, lost_with: int) -> Row:
-    """The row as it will be after the loss of its dead holder, which is not in the database yet."""
+    """The row as it will be once the loss of its dead holder is recorded. The database does not have this row yet."""
     return (*row[:_LOST], lost, lost_with, *row[KEY:])
 
 

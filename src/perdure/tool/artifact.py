@@ -73,7 +73,7 @@ class OfHandle:
     """A holder that `app.handle(…)` has made, for one run that the app's own code has named."""
 
 
-# The call that is running on this task or thread. An artifact remembers the holder that was here when it was created.
+# The call that is running on this task or thread. Each artifact stores the value of this variable at its creation.
 in_call: ContextVar[HasVault | None] = ContextVar("perdure_artifacts", default=None)
 
 
@@ -86,7 +86,7 @@ class Artifact:
     size: int
     content_type: str
 
-    # pydantic reads this: a value with other fields is not an artifact, even if it has these four.
+    # pydantic reads this: a value with further fields is not an artifact, even if it has these four fields too.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
@@ -227,7 +227,7 @@ async def _next(source: AsyncIterator[bytes]) -> bytes | None:
 
 
 class _Batch(AsyncIterator[bytes]):
-    """The pieces of an async iterator, joined or cut to chunks. A chunk costs a thread switch and maybe a commit."""
+    """The pieces of an async iterator, joined or cut to chunks: each chunk costs a thread switch, maybe a commit."""
 
     def __init__(self, source: AsyncIterator[bytes]) -> None:
         self._source = source

@@ -204,7 +204,7 @@ class _Talk:
         self._ids = use_ids(messages)
 
     def hear(self) -> bool:
-        """Add the messages that people have sent since the last look. Were there any?"""
+        """Add the messages that people have sent since the last call of this method. False: there were none."""
         heard = [said for said in map(spoken, self.run.receive_all(MESSAGE_TOPIC)) if said is not None]
         self.messages.extend(heard)
         return bool(heard)

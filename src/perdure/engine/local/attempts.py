@@ -106,7 +106,7 @@ class Attempt:
 
     # -- from outside -------------------------------------------------------------------------------------------------
     def start(self, done: Callable[[Performed], None]) -> None:
-        """Begin. Whatever the tool does, `done` is called exactly once, on the loop; maybe before this returns."""
+        """Begin the attempt. `done` is called exactly once, on the loop, possibly before this method returns."""
         self._done = done
         if self._stopped is not None:
             self._finish(self._never_began())
@@ -192,7 +192,7 @@ class Attempt:
         else:
             self._end(self._never_began())  # the task was cancelled before its first step
         if not task.cancelled():
-            task.exception()  # read the exception: if not, asyncio logs it, although the loop's owner already has it
+            task.exception()  # mark the exception as read: asyncio must not log it, since the loop's owner already has it
 
     # -- a sync tool, or an isolated tool: a thread -------------------------------------------------------------------
     def _start_in_thread(self) -> None:
@@ -215,7 +215,7 @@ class Attempt:
             return Raised(Failure(kind="not_sent", type="NotSent", message=why))
         if self._process is not None:
             return self._process.run()
-        in_call.set(self._call)  # in a context of this job alone
+        in_call.set(self._call)  # this sets the variable in the context of this job only
         try:
             value = self._tool.fn(**kwargs)
         except BaseException as error:  # a tool's SystemExit, KeyboardInterrupt or StopIteration fails only its call

@@ -218,7 +218,7 @@ class Drive:
     def abort(self) -> None:
         """Stop at once and write nothing more, like a crash.
 
-        Another worker has the run, or this worker must not continue it. Every drive also ends with this.
+        This is for a run that another worker has, or that this worker must not continue. Every drive also ends with it.
         """
         if self.over:
             return
@@ -284,8 +284,8 @@ class Drive:
     def _carry_out(self, step: Step) -> None:
         """Carry out a step, in the order of the fields of `Step`.
 
-        The actions before the append need no durable intent. After the append come only the alarm, the yield and the
-        end.
+        The actions before the append need no durable intent. Only the alarm, the yield and the end come after the
+        append.
         """
         for note in step.notes:
             log.log(_LEVELS[note.level], "%s", note.text)

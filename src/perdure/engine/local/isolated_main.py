@@ -35,14 +35,14 @@ def main() -> int:
     worker = os.getppid()
     request = _read_request()
     if request is None:
-        return 0  # before anything began, the worker has died or has said stop
+        return 0  # the worker has died, or has said stop, before anything began
     # If a process of the tool becomes an orphan, it becomes a child of the supervisor, even if it has left the tool's
     # session.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
     if child == 0:
         _become_tool(request)
-    os.close(request["artifacts"])  # so that the worker sees the end of the tool
+    os.close(request["artifacts"])  # so that the worker sees when the tool has ended
     supervise(child, worker, request["limit_s"])
     return 0
 

@@ -67,7 +67,7 @@ class Watchdog:
         self._loop = loop
         self._inside = inside
         self._asked = False  # a callback was scheduled that has not run yet
-        self._stuck_s = 0.0  # for how long this thread ran beside a loop that did not
+        self._stuck_s = 0.0  # for how long the loop did not run while this thread ran
         self._looked_s = time.monotonic()
 
     def look(self, patience_s: float) -> None:
@@ -132,7 +132,8 @@ class Renewer:
     def beat(self) -> float:
         """Send a heartbeat now.
 
-        Returns the time right before it was sent; it reached the store no earlier. Call this from any thread.
+        Returns the time right before the heartbeat was sent: the heartbeat reached the store after that time. Call
+        this from any thread.
         """
         with self._lock:
             asked_s = time.monotonic()

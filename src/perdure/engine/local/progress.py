@@ -89,7 +89,7 @@ class ProgressKeeper:
             self._stored[run_id] = {row.call: row.attempt for row in rows}
 
     def settle(self, run_id: str, state: RunState) -> None:
-        """Delete the stored progress of attempts that have ended. All events of the run are durable."""
+        """Delete the stored progress of attempts that have ended. Call this when all events of the run are durable."""
         stored = self._stored.get(run_id)
         if stored is None:
             return

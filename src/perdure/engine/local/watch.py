@@ -215,7 +215,7 @@ class Watch:
                 near, self._near, begun_s = self._near, set(), loop.time()
                 await self._look(reading, near)
             except StoreUnavailable as error:
-                # The runs continue in other processes, or will continue after the outage.
+                # An outage must not end the waits: the runs continue in other processes, or after the outage.
                 log.warning(
                     "cannot look how %d runs are: %s; trying again", len({waiter.run_id for waiter in self._all()}), error.in_full()
                 )
@@ -297,7 +297,7 @@ class Watch:
 
 
 def _standing(seen: Watched) -> set[tuple[str, str, int | None, str | None, str]]:
-    """The facts that matter to a caller that waits for a result. Progress alone is not among them."""
+    """The facts that matter to a caller that waits for a result. New events alone do not matter to it."""
     return {(row.run_id, row.status, row.ready_at, row.holder, row.version) for row in (seen.row, *seen.family)}
 
 

@@ -405,8 +405,8 @@ class Worker:
 
     async def _drive_family(self, run_id: str, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None) -> RunRow:
         seen = self._changes
-        # If the caller has stopped already, do not even claim the run: a release would make the run ready at once, also
-        # a run that begins later.
+        # If the caller has stopped already, do not even claim the run: the release would make the run ready at once,
+        # even a run that must begin later.
         row = await self._row(run_id) if stop.is_set() else await self._take_up(run_id, limits)
         while row.status not in FINISHED and not stop.is_set() and not self._draining:
             try:
@@ -642,7 +642,7 @@ class Worker:
             try:
                 claimed, post = await asked
                 if post_is_read and claimed and all(one.post is not None for one in claimed):
-                    self._post_version = seen + 1  # the claim itself is one change; other changes make it higher
+                    self._post_version = seen + 1  # the claim itself is one change; other changes make the version higher
                 self._begin(claimed, post)
                 return claimed
             finally:
@@ -673,7 +673,7 @@ class Worker:
         self._last_child_agents_s = self.loop.time()
         parents = await self._ask(lambda: self._kin.parents_to_ask(self.clock.now()))
         for run_id in parents:
-            # A plain callback, not a task, because it enters an agent.
+            # Use a plain callback and not a task, because the callback enters an agent.
             self.loop.call_soon(self._serve_child_agents, run_id)
         return bool(parents)
 
@@ -754,7 +754,7 @@ class Worker:
             since: Sequence[Event] = self.store.read(run_id, before) if events is None else events[before:]
             if goes_on_from(parked, since):
                 assert parked.state.created is not None
-                # A call of a parked run may wait for a rate limit or for money after its attempt was cut off.
+                # A call of a parked run may wait for a rate limit or a budget, after an attempt of it was cut off.
                 cut_off = any(call.phase == "started" for call in parked.state.open.values())
                 return since[1:], debts_of(self.store, parked.state.created), self._progress_of(run_id, cut_off), parked
         journal = self.store.read(run_id) if events is None else events
@@ -771,7 +771,7 @@ class Worker:
             if not drive.over:
                 events, debts, progress, used = self._read(claimed, parked) if reading is None else reading.result()
                 drive.begin(events, debts, progress, used)
-                self._wake_beside(drive.run_id)  # the journal of the run may already have children
+                self._wake_beside(drive.run_id)  # the journal of the run may already name children
         except Exception as error:
             self.broke(drive, error)
         finally:

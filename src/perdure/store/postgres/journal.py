@@ -168,7 +168,7 @@ class PostgresJournal(Journal):
         return self._statement(lambda connection: written(connection.wait(wire.sent(connection, *statements))))
 
     def _plain_statement(self, plain: list[Append]) -> tuple[_Statements, Callable[[PGresult], set[int]]]:
-        """The arguments for `wire.sent`, and a function that finds in its answer the appends whose guard held.
+        """The arguments for `wire.sent`, and a function that reads from the answer which appends were written.
 
         Sorts `plain` in place.
         """
@@ -403,7 +403,7 @@ class PostgresJournal(Journal):
 def _columns(plain: Sequence[Append], keys: Sequence[int]) -> dict[str, Array]:
     """The parameters of append_many for the events of all appends.
 
-    They are built column by column, because row by row took twice as long.
+    The parameters are built column by column: row by row, this took twice as long.
     """
     sealed = [one for append in plain for one in append.events]
     events = [one.event for one in sealed]

@@ -255,8 +255,8 @@ SELECT chain, n, run, seq, head, run_id, link FROM perdure_chain WHERE (chain, n
 SELECT DISTINCT ON (chain) chain, n, run, seq, head, run_id, link FROM perdure_chain WHERE link IS NOT NULL ORDER BY chain, n DESC
 
 -- name: missing_heads
--- The runs that do not have an event any more that the chain has, and that were not pruned. If the run's row is there too:
--- its id and its last event.
+-- The runs that have lost an event: the chain has the event, the journal does not, and the run was not pruned. The
+-- last two columns are the id and the last event of the run's row, if the row exists.
 SELECT c.run, min(c.seq), max(c.seq), max(c.run_id), r.run_id, r.seq
 FROM perdure_chain AS c LEFT JOIN perdure_runs AS r ON r.id = c.run LEFT JOIN perdure_events AS e ON e.run = c.run AND e.seq = c.seq
 WHERE (:run_id::text IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
@@ -374,7 +374,7 @@ WHERE id = :id
 SELECT convert_to(data, 'UTF8') FROM perdure_events WHERE run = ? AND seq = 1
 
 -- name: last_event_of_call
--- What a post about a call answers, if its sender does not name it.
+-- The event that a post about a call answers, if the sender does not name that event.
 SELECT max(seq) FROM perdure_events WHERE run = :id AND call = :call::bigint
 
 -- name: event_of_run
@@ -787,7 +787,7 @@ SELECT 1 FROM perdure_locks WHERE key = ? FOR UPDATE
 -- == Repairing =======================================================================================================
 
 -- name: drop_guards_of_runs
--- Switch off the triggers that keep rows as they are, which a repair has to change; other writers wait until its end.
+-- Switch off the triggers that refuse changes of rows which a repair has to change. Other writers wait until its end.
 ALTER TABLE perdure_runs DISABLE TRIGGER perdure_runs_finished, DISABLE TRIGGER perdure_runs_identity
 
 -- name: drop_guards_of_approvals
@@ -900,8 +900,8 @@ SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 
 SELECT id FROM perdure_runs WHERE run_id = ? FOR KEY SHARE
 
 -- name: prunable
--- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send. Each
--- with the number of its runs and events.
+-- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send; each
+-- family with the number of its runs and events.
 SELECT r.id, r.run_id,
     1 + (SELECT count(*) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0')::bigint,
     (r.seq + (SELECT coalesce(sum(k.seq), 0) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'))::bigint
@@ -993,8 +993,8 @@ SELECT DISTINCT artifact FROM perdure_artifact_uses WHERE run = ANY (ARRAY(SELEC
 DELETE FROM perdure_artifact_uses WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 
 -- name: lock_artifacts
--- Lock them before artifacts_to_prune checks which are used: a transaction that gives one of them to a new run has a lock
--- on it until its commit.
+-- Lock these artifacts before artifacts_to_prune checks which of them are used: a transaction that gives one of them
+-- to a new run has a lock on it until its commit.
 SELECT id FROM perdure_artifacts WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:artifacts::jsonb) AS v (value))) ORDER BY id FOR UPDATE
 
 -- name: artifacts_to_prune

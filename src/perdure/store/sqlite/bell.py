@@ -22,9 +22,9 @@ from perdure.store.liveness import closed_in_children
 from perdure.store.private_folder import FILE_FLAGS, PrivateFolder
 
 log = logging.getLogger("perdure.store")
-_BELL, _WATCH = ".bell", ".watch.bell"  # a ring reaches both
+_BELL, _WATCH = ".bell", ".watch.bell"  # a ring reaches both kinds of pipes
 _PIPE_BYTES = 65_536  # the capacity of a pipe: one read empties the pipe, however often the bell was rung
-_ATOMIC_BYTES = 4_096  # PIPE_BUF: so much is written whole or not at all, so that messages of two processes never mix
+_ATOMIC_BYTES = 4_096  # PIPE_BUF: a write of this size is never split, so messages of two processes never mix
 _SETTLED_NS = 1_000_000_000
 _LOOK_S = 0.05  # how often a process that commits looks for new watchers: the look costs two system calls
 
@@ -46,7 +46,7 @@ class PipeBell:
 
     def watch(self, moved: Moved) -> Ring:
         def tell(messages: bytes) -> None:
-            # A message ends with a NUL. If one of them names no run, any run may have moved. The same is true if the
+            # A message ends with a NUL. If a message names no run, any run may have moved. The same is true if the
             # pipe was full: then messages were lost.
             named = [heard(message.decode("utf-8", "replace")) for message in messages.split(b"\0")[:-1]]
             full = len(messages) > _PIPE_BYTES - _ATOMIC_BYTES
@@ -165,9 +165,9 @@ class _Pipe:
         if self._stopped or self._descriptor not in closed_in_children:
             return
         with self._closing:
-            # The thread may be awake already, and closes the pipe when it sees `_stopped`. The lock makes it wait
-            # until the byte below is written. Otherwise the byte could go into a new file with the same descriptor
-            # number.
+            # The thread may be awake already, and closes the pipe when it sees `_stopped`. The lock makes the thread
+            # wait until the byte below is written. Without the lock, the byte could go into a new file with the same
+            # descriptor number.
             self._stopped = True
             self._folder.remove(self.name)
             try:

@@ -173,7 +173,7 @@ class SqliteDatabase:
         yield
         assert isinstance(cursor, SqliteCursor), cursor
         for _, sql in guards:
-            cursor.connection.execute(sql)  # the very text of the schema, or else `verify` would name the trigger
+            cursor.connection.execute(sql)  # with another text than before, `verify` would report a changed trigger
 
     def version(self) -> int:
         """A number that changes with every commit.
@@ -246,7 +246,8 @@ class SqliteDatabase:
         """The disk is full: empty the log, since the log may use the space.
 
         SQLite starts a checkpoint only when the log has a certain length, and on a full disk the log cannot grow to
-        it. The work is not repeated here, since a tool may be part of it: the caller retries, and then there is room.
+        that length. The write is not repeated here, since a tool may be part of it: the caller retries, and then there
+        is room.
         """
         if self.path is None:
             return

@@ -101,7 +101,8 @@ GROUP BY status ORDER BY status
 
 -- name: current_of_runs
 -- What the row of a run does not say: its last status, its failure, and its attempts under way (the last event of the
--- call is an intent, and the run is held). `type` would parse each event; its text begins with the type.
+-- call is an intent, and the run is held). The column `type` is not used, because it would parse each event; the text
+-- of an event begins with its type.
 WITH wanted AS (
     SELECT r.run_id, r.id, r.seq, r.status, r.holder FROM json_each(:runs) AS w JOIN perdure_runs AS r ON r.run_id = w.value
 )
@@ -194,8 +195,8 @@ SELECT 0, n, run, seq, head, run_id, link FROM perdure_chain WHERE n > :after AN
 SELECT 0, n, run, seq, head, run_id, link FROM perdure_chain WHERE link IS NOT NULL ORDER BY n DESC LIMIT 1
 
 -- name: missing_heads
--- The runs that do not have an event any more that the chain has, and that were not pruned. If the run's row is there too:
--- its id and its last event.
+-- The runs that have lost an event: the chain has the event, the journal does not, and the run was not pruned. The
+-- last two columns are the id and the last event of the run's row, if the row exists.
 SELECT c.run, min(c.seq), max(c.seq), max(c.run_id), r.run_id, r.seq
 FROM perdure_chain AS c LEFT JOIN perdure_runs AS r ON r.id = c.run LEFT JOIN perdure_events AS e ON e.id = (c.run << 32 | c.seq)
 WHERE (:run_id IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
@@ -259,7 +260,7 @@ WHERE id = :id
 SELECT CAST(data AS BLOB) FROM perdure_events WHERE id = (? << 32 | 1)
 
 -- name: last_event_of_call
--- What a post about a call answers, if its sender does not name it.
+-- The event that a post about a call answers, if the sender does not name that event.
 SELECT max(id) & 4294967295 FROM perdure_events WHERE id > (:id << 32) AND id <= (:id << 32 | 4294967295) AND call = :call
 
 -- name: event_of_run
@@ -525,7 +526,8 @@ ON CONFLICT (key) DO UPDATE SET paused_until = max(paused_until, excluded.paused
 -- == Repairing =======================================================================================================
 
 -- name: guards_of_settled_rows
--- The triggers that keep rows as they are, which a repair has to change. They are dropped and made again in its transaction.
+-- The triggers that refuse changes of rows which a repair has to change. The repair drops them and creates them again
+-- in one transaction.
 SELECT name, sql FROM sqlite_schema
 WHERE type = 'trigger' AND name IN ('perdure_runs_finished', 'perdure_runs_identity', 'perdure_approvals_settled')
 
@@ -629,8 +631,8 @@ SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_
 SELECT id FROM perdure_runs WHERE run_id = ?
 
 -- name: prunable
--- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send. Each
--- with the number of its runs and events.
+-- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send; each
+-- family with the number of its runs and events.
 SELECT r.id, r.run_id,
     1 + (SELECT count(*) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'),
     (r.seq + (SELECT ifnull(sum(k.seq), 0) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'))

@@ -1,4 +1,4 @@
-"""The effects of a trial (files, user's ledger) against two undisturbed runs: what differs, what cannot be compared.
+"""Compares the effects of a trial (files, the user's ledger) with those of two undisturbed runs.
 
 If something already differs between the two undisturbed runs, it "differs by itself". Then it is compared only in part
 or not at all.
@@ -17,7 +17,7 @@ from perdure.testing.lab.contents import MOST_BYTES, FileSeen
 from perdure.testing.lab.facts import TrialFacts, Undisturbed
 
 Kind = Literal["more", "fewer", "extra", "missing", "other"]
-_TOLERANCE = 0.25  # the size of a file that differs by itself may differ by this share
+_TOLERANCE = 0.25  # a file that differs by itself may differ in size by this share
 
 
 class Difference(Struct, frozen=True):

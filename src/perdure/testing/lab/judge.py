@@ -1,4 +1,4 @@
-"""The verdicts: on each trial, on the tool that caused a difference, and what only all trials together show."""
+"""The verdicts: on each trial, on the tool that caused a difference, and on all trials together."""
 
 from __future__ import annotations
 
