@@ -41,7 +41,7 @@ class Reopen(Struct, frozen=True, gc=False):
 
     run_id: str
     seen: int  # the run's last event when the events were computed
-    # (body, call, event id). The first body is the `run_reopened`: it is caused by the last event, and causes the others.
+    # (body, call, event id). The first body is `run_reopened`: the run's last event causes it, it causes the others.
     events: Sequence[tuple[AnyBody, int | None, str]]
     version: str | None = None  # the version of the agent that goes on with the run; None: the same as before
 
@@ -588,7 +588,7 @@ class Reading(Protocol):
         """The events with seq > after, in order, at most `limit`. StoreCorrupt if an event cannot be decoded."""
 
     def read_many(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
-        """Like `read`, for several runs in one statement. `after`: for each run id, the seq of its last known event."""
+        """Like `read`, for several runs in one statement. `after`: run id → the seq of its last known event."""
 
     def current(self, run_ids: Sequence[str]) -> dict[str, Current]:
         """What these runs say and do now, in one query. A run that does not exist is not in the result.
@@ -694,7 +694,7 @@ class Reading(Protocol):
         """The database to which the journal is being moved, or was moved. None while the journal is open."""
 
     def check_open(self) -> None:
-        """Ask the database whether the journal is open. StoreError if it is not, or if the database does not answer."""
+        """Ask the database whether the journal is open. StoreError if it is closed, or if there is no answer."""
 
     def facts(self) -> dict[str, str]:
         """Facts for `perdure doctor`: file, sizes, pragmas, schema version, library version."""
@@ -811,9 +811,9 @@ class LeaseStore(Protocol):
     def reap(self, worker: str, lease_us: int, now: int) -> int:
         """Make the runs of dead workers claimable. Returns how many runs.
 
-        A worker is dead if its lock is free, or if it sent no heartbeat for its lease: the longer of `lease_us` and the
-        lease that it has recorded. The store measures this time with the monotonic clock, so a worker does not count
-        as dead because a wall clock was set.
+        A worker is dead if its lock is free, or if it sent no heartbeat for its lease: the longer of `lease_us` and
+        the lease that it has recorded. The store measures this time with the monotonic clock, so a worker does not
+        count as dead because a wall clock was set.
         """
 
     def held(self, worker: str) -> list[tuple[str, int]]:
@@ -895,7 +895,7 @@ class InboxStore(Protocol):
     def reopen(self, runs: Sequence[Reopen], *, now: int) -> None:
         """Append the events that reopen these runs, and make the runs ready: all of them in one transaction, or none.
 
-        Conflict if a run has newer events than `Reopen.seen`, or has succeeded. Other errors: NotFound, AlreadyRunning.
+        Conflict if a run has newer events than `Reopen.seen`, or has succeeded. Or NotFound, or AlreadyRunning.
         """
 
     def decide(self, approval: str, judgement: Judgement, *, event_id: str, now: int, tenant: str | None = None) -> ApprovalRow:
@@ -926,7 +926,7 @@ class ArtifactStore(Protocol):
         """Write the next chunk. Conflict if the artifact is not being saved any more: it was deleted as an orphan."""
 
     def place_artifact(self, artifact: str, place: str, name: str) -> None:
-        """From now on the bytes are in that place; the chunks in this database are deleted. Conflict like add_chunk."""
+        """From now on the bytes are in that place. The chunks in this database are deleted. Conflict as in add_chunk."""
 
     def finish_artifact(self, artifact: str, sha256: bytes, size: int) -> None:
         """The bytes are complete and durable: the artifact can be opened. Conflict like add_chunk."""

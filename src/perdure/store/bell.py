@@ -17,7 +17,7 @@ from typing import Protocol
 
 log = logging.getLogger("perdure.store")
 Ring = Callable[[], None]
-Moved = Callable[[Collection[str] | None], None]  # gets the ids of the runs that have moved; None: any run may have moved
+Moved = Callable[[Collection[str] | None], None]  # gets the ids of the runs that have moved; None: any run
 
 
 class Bell(Protocol):

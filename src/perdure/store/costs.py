@@ -154,7 +154,7 @@ class Costs(Part):
 
 
 def _told(database: Database, since: int, tenant: str | None) -> Iterator[Row]:
-    """The events that begin, end and settle attempts, and those of a run's life: run by run, in the order of the journal."""
+    """The events that begin, end and settle attempts, or begin, release and end a run. They come run by run, in order."""
     run = seq = 0
     while True:
         page = database.read("attempts_told", {"run": run, "seq": seq, "since": since, "tenant": tenant, "limit": _PAGE})

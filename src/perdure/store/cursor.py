@@ -47,7 +47,7 @@ class Cursor(Protocol):
         """Take an exclusive lock on the key until this transaction ends."""
 
     def link_chain(self) -> None:
-        """Link the new entries of the journal-wide chain to the entries before them, unless the database does it itself."""
+        """Link the new entries of the journal-wide chain to those before them, unless the database does it itself."""
 
     def patience(self, seconds: float) -> None:
         """From now on, this transaction waits at most `seconds` for a lock, then raises StoreUnavailable."""

@@ -284,7 +284,7 @@ def leaves_work(append: Append) -> bool:
     if row is not None and row.status in FINISHED:
         return "/" in append.lease.run_id  # a child: its parent has got a `child_finished`
     if row is not None and row.release and row.ready_at is not None:
-        # Ring only for a run that is ready now: for a later time, workers look again without a bell.
+        # Ring only for a run that is ready now. Workers find a run that is ready later without a bell.
         return not events or row.ready_at <= events[-1].event.ts
     return ChildStarted in [type(sealed.event.body) for sealed in events]
 

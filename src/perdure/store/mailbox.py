@@ -145,11 +145,11 @@ class Mailbox(Part):
 
     def reopen(self, runs: Sequence[Reopen], *, now: int) -> None:
         def write(cursor: Cursor) -> None:
-            # Runs are locked from the oldest to the youngest: a child's id is longer than its parent's id.
+            # Runs are locked from the oldest to the youngest: a child's id has more slashes than its parent's id.
             for one in sorted(runs, key=lambda one: (one.run_id.count("/"), one.run_id)):
                 self._reopen(cursor, one, now)
 
-        # After a commit with unknown outcome, either all runs are reopened or none is.
+        # After a commit with unknown outcome, either all runs are reopened or none is: it is enough to look for one.
         self._database.write(write, lambda cursor, _: has_arrived(cursor, runs[0].run_id, runs[0].events[0][2]))
         self._bell.ring()
 

@@ -118,8 +118,8 @@ class Copying:
     def history(self) -> Copied:
         """Copy only finished families; the source stays open.
 
-        Notices are not copied, because the source sends them. Workers may go on meanwhile: a family that ends during the
-        copy is copied or left out as a whole.
+        Notices are not copied, because the source sends them. Workers may continue meanwhile: a family that ends
+        during the copy is copied or left out as a whole.
         """
         survey = self.survey(only_finished=True)
         return structs.replace(self._copy(survey, only_finished=True), there=survey.there, tables=survey.tables)
@@ -127,8 +127,9 @@ class Copying:
     def abandon(self, *, now: int) -> int:
         """Undo a move that has not finished: delete copies in the target, then reopen the source.
 
-        Copies of unfinished families are deleted. Copies of finished families stay, except those whose artifacts lie in
-        a folder or bucket: source and target would share the bytes, and a prune in one would delete them for the other.
+        Copies of unfinished families are deleted. Copies of finished families stay, except those whose artifacts are
+        in a folder or bucket: source and target would share these bytes, and a prune of one journal would delete the
+        bytes of the other.
 
         Returns how many runs of the source were unfinished, so that their copies were deleted.
 
@@ -205,7 +206,7 @@ class Copying:
         return copied
 
     def _copy_batch(self, batch: Sequence[Family], only_finished: bool) -> tuple[Sequence[Family], int, int]:
-        """Copy these families in one transaction. Returns the families that were copied, and how many blobs and artifacts.
+        """Copy these families in one transaction. Returns the copied families, and how many blobs and artifacts.
 
         A family that is pruned in the source meanwhile is left out.
         """

@@ -130,8 +130,9 @@ class Artifact:
 
 
 def _vault_of(artifact: Artifact) -> Vault:
-    # The rights are those of the call that is running, not of the call that has created this object: an object may come
-    # from another run's tool through a global variable. In a thread that a tool has started itself, no call is known.
+    # The rights are those of the call that is running, not of the call that has created this object: an object may
+    # come from another run's tool through a global variable. In a thread that a tool has started itself, no call is
+    # known.
     creator: HasVault | None = artifact._holder  # type: ignore[attr-defined]
     holder = creator if isinstance(creator, OfHandle) else in_call.get() or creator
     if machine_of_agent() is not None:

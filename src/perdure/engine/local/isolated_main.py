@@ -120,7 +120,7 @@ def _reap_all(child: int) -> int:
 def _children() -> list[int]:
     """The pids of the supervisor's children.
 
-    waitpid is not called meanwhile, so a pid cannot belong to another process.
+    waitpid is not called before the pids are used, so a pid cannot belong to another process.
     """
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as listed:

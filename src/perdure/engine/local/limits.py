@@ -145,7 +145,7 @@ def _place(store: Store, rate: Rate, held: int | None, now: int) -> int:
         # and they must not all start at once now.
         return store.admit(rate, now)
     if held <= now and store.admit(Rate(key=rate.key), now) > now:
-        # The time of the call's place has come, but the service has asked for a pause. All calls get new places, or
-        # they would all start at once after the pause.
+        # The time of the call's place has come, but the service has asked for a pause. All calls get new places:
+        # otherwise they would all start at once after the pause.
         return store.admit(rate, now)
     return held

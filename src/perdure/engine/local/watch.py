@@ -54,7 +54,7 @@ class _Waiter:
         self.known = known  # the run and its family as the caller has seen them; None if the caller follows the run
         self.after = after  # the last event that the caller has; None if the caller waits for a result
         self.due = due  # the time (µs) at which the wait ends, even if nothing has changed
-        self.until_s = until_s  # the same by the loop's clock, which moves even if the engine's clock stands still
+        self.until_s = until_s  # like `due`, by the loop's clock: it moves even if the engine's clock stands still
         self.held = held  # the run's holder may be dead
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 

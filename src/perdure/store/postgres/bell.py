@@ -73,7 +73,7 @@ class NotifyBell:
         self._ringing = False
         self._moved: set[str] = set()  # runs that have moved since the watchers in other processes were last told
         self._next_moved_s = 0.0
-        self._watched_until_s = 0.0  # until this time, a watcher in another process is known
+        self._watched_until_s = 0.0  # until this time, another process counts as watching
         self._watching = False  # this process has said that it watches, and hears which runs have moved
         self._next_watching_s = 0.0
         self._wanted: set[str] = set()  # workers that need a session lock
@@ -150,7 +150,7 @@ class NotifyBell:
         """Hold a session lock for the worker, so that other machines see whether its connection is alive."""
         with self._lock:
             self._wanted.add(worker)
-            self._untold.add(worker)  # at every registration: another worker may have removed the row
+            self._untold.add(worker)  # do this at every registration: another worker may have removed the row
         self._start()
         self._poke()
 
@@ -399,7 +399,7 @@ class NotifyBell:
             with self._connections.lent() as connection:
                 connection.execute(_NOTIFY, tuple(self._words.values()))
         except (psycopg.Error, StoreError):
-            pass  # the ring is only a hint: listeners that did not hear it poll
+            pass  # the ring is only a hint: listeners that do not hear the ring still poll
 
     def _sleep(self, seconds: float) -> None:
         assert self._wake is not None

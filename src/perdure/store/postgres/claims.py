@@ -210,7 +210,7 @@ def _coming_with(ask: _Ask, run: Row, journal: Sequence[Row], inbox: Sequence[Ro
 GRACE_S = 6.0
 _COUNT_EVERY_S = 10.0
 _FEW = 10  # if there are at most this many workers, each worker reaps at every call
-# With more workers, each waits this many seconds per worker: so all together reap twenty times a second.
+# With more workers, each worker waits this many seconds per worker: so all together reap twenty times a second.
 _SPREAD_S = 0.05
 _FOR_EVER_US = 10**15
 _FORGET_US = 3_600_000_000

@@ -282,7 +282,7 @@ class PostgresJournal(Journal):
     def _settle(self, batch: Sequence[Append], called_s: float) -> list[Appended]:
         """Find out which appends were committed, and append the others.
 
-        A fence (a new nonce in the run's row) makes the server refuse an earlier copy of an append that arrives later.
+        A fence (a new nonce in the run's row) makes the server refuse an earlier copy of the append that comes late.
         """
         names = {name for append in batch if (name := _name(append)) is not None}
         self._doubtful |= names

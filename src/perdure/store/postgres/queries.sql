@@ -168,7 +168,7 @@ WHERE (:agent::text IS NULL OR agent = :agent) AND (:tenant::text IS NULL OR ten
 GROUP BY status ORDER BY status
 
 -- name: current_of_runs
--- What the row of a run does not say: its last status, its failure, and its attempts under way (the last event of the
+-- What the row of a run does not say: its last status text, its failure, and its attempts under way (the last event of
 -- call is an intent, and the run is held).
 SELECT r.run_id, e.ts, e.call, convert_to(e.data, 'UTF8')
 FROM jsonb_array_elements_text(:runs::jsonb) AS w (run_id) JOIN perdure_runs AS r ON r.run_id = w.run_id CROSS JOIN LATERAL (
@@ -690,8 +690,8 @@ UPDATE perdure_workers SET beat_at = (extract(epoch FROM clock_timestamp()) * 10
 WHERE worker = :worker AND :now::bigint IS NOT NULL
 
 -- name: list_workers
--- The last column: how long ago was the last heartbeat, by the clock of the database? The held runs are counted once for
--- all workers.
+-- The last column: how long ago was the last heartbeat, by the clock of the database? The held runs are counted once
+-- for all workers.
 SELECT w.worker, w.name, w.pid, w.started_at, w.beat_at, coalesce(h.runs, 0), w.serves, w.queues, w.lease_us,
     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - w.beat_at + :now::bigint * 0
 FROM perdure_workers AS w LEFT JOIN (
@@ -975,8 +975,8 @@ DELETE FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') 
 SELECT id, state FROM perdure_artifacts WHERE artifact = ? FOR UPDATE
 
 -- name: artifacts_to_use
--- The artifacts of this tenant that a new run, or a signal, names. They stay locked until this transaction has recorded
--- that the run uses them: no prune can delete them before.
+-- The artifacts of this tenant that a new run, or a signal, names. They stay locked until this transaction has
+-- recorded that the run uses them: no prune can delete them before.
 SELECT id, artifact FROM perdure_artifacts
 WHERE artifact = ANY (ARRAY(SELECT jsonb_array_elements_text(:artifacts::jsonb))) AND tenant = :tenant AND state = 'saved'
 ORDER BY id FOR KEY SHARE

@@ -119,7 +119,7 @@ class PipeBell:
         else:
             names = [name for name in os.listdir(folder) if name.endswith(_BELL)]
             # File times are coarse: if a pipe is created right after the last change, the folder may keep the same
-            # mtime. So cache the list only some time after the last change, or such a pipe would never be found.
+            # mtime. So cache the list only some time after the last change. Otherwise such a pipe is never found.
             if abs(time.time_ns() - changed_at) > _SETTLED_NS:
                 self._listed = (changed_at, names)
         return [name for name in names if name not in self._pipes]

@@ -225,7 +225,7 @@ class SqliteDatabase:
         return self._writer
 
     def _find_out(self, error: apsw.Error, arrived: Callable[[Cursor], bool]) -> None:
-        """COMMIT has failed with `error`. Return if the transaction was committed nevertheless; else raise the error."""
+        """COMMIT has failed with `error`. Return if the transaction was committed all the same; else raise `error`."""
         if self.path is None:
             raise error
         # The outcome is unknown, and after a failed fsync this connection would show data that is not on the disk.

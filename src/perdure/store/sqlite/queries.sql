@@ -100,7 +100,7 @@ WHERE (:agent IS NULL OR agent = :agent) AND (:tenant IS NULL OR tenant = :tenan
 GROUP BY status ORDER BY status
 
 -- name: current_of_runs
--- What the row of a run does not say: its last status, its failure, and its attempts under way (the last event of the
+-- What the row of a run does not say: its last status text, its failure, and its attempts under way (the last event of
 -- call is an intent, and the run is held). The column `type` is not used, because it would parse each event; the text
 -- of an event begins with its type.
 WITH wanted AS (
