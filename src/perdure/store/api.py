@@ -55,7 +55,7 @@ class NewRun(Struct, frozen=True, gc=False):
     ts: int
     input_digest: str  # digest of the canonical input: the same run id with another input is a Conflict
     blobs: tuple[bytes, ...] = ()
-    # Ids of artifacts that the input names. The run's family may open those of its tenant from then on.
+    # The ids of the artifacts that the input names. The run's family may open those that have the run's tenant.
     artifacts: tuple[str, ...] = ()
     # The artifacts that the input contains as pointers. NotFound if the tenant does not have one of them.
     needed_artifacts: tuple[str, ...] = ()
@@ -545,7 +545,7 @@ class MissingHead(Struct, frozen=True, gc=False):
     number: int
     first_seq: int  # the seq of the first event that is in the chain, and is missing or different in the journal
     last_seq: int
-    name: str | None  # the run's id in the chain, if the missing events include its first one
+    name: str | None  # the run's id in the chain, if the missing events include its first event
     run_id: str | None  # the id of the run that has this number now; None if there is none
     seq: int | None  # the last event of that run
 
@@ -621,7 +621,7 @@ class Reading(Protocol):
         """The chunk with this number (from 0) of an artifact in this database. None: there is no such chunk."""
 
     def may_open(self, artifact: str, run_id: str) -> bool:
-        """Does the family of this run use the artifact: has the family saved it, or got it with its input?"""
+        """Does the family of this run use the artifact: has the family saved it, or got it with an input or a signal?"""
 
     def artifacts_of(self, run_id: str) -> list[ArtifactRow]:
         """The artifacts that this run's own calls have saved, the oldest first."""
@@ -706,7 +706,7 @@ class Reading(Protocol):
         """
 
     def version(self) -> int:
-        """A number that changes whenever any process commits something. Cheap to ask."""
+        """A number that changes whenever any process commits something. This is a cheap question."""
 
     def close(self) -> None: ...
 
@@ -843,7 +843,7 @@ class LeaseStore(Protocol):
 
 
 class ProgressStore(Protocol):
-    """What attempts under way have reported. It lies beside the journals."""
+    """What attempts under way have reported. This is not part of the journals."""
 
     def keep_progress(self, kept: Sequence[KeptProgress], ended: Sequence[EndedAttempt], now: int) -> None:
         """Store the progress of attempts, and forget the progress of ended attempts, in one transaction.
@@ -895,7 +895,8 @@ class InboxStore(Protocol):
     def reopen(self, runs: Sequence[Reopen], *, now: int) -> None:
         """Append the events that reopen these runs, and make the runs ready: all of them in one transaction, or none.
 
-        Conflict if a run has newer events than `Reopen.seen`, or has succeeded. Or NotFound, or AlreadyRunning.
+        Conflict if a run has newer events than `Reopen.seen`, or has succeeded. Other errors: NotFound,
+        AlreadyRunning.
         """
 
     def decide(self, approval: str, judgement: Judgement, *, event_id: str, now: int, tenant: str | None = None) -> ApprovalRow:
@@ -926,16 +927,16 @@ class ArtifactStore(Protocol):
         """Write the next chunk. Conflict if the artifact is not being saved any more: it was deleted as an orphan."""
 
     def place_artifact(self, artifact: str, place: str, name: str) -> None:
-        """From now on the bytes are in that place. The chunks in this database are deleted. Conflict as in add_chunk."""
+        """From now on the bytes are in that place. Chunks in this database are deleted. Conflict as in add_chunk."""
 
     def finish_artifact(self, artifact: str, sha256: bytes, size: int) -> None:
-        """The bytes are complete and durable: the artifact can be opened. Conflict like add_chunk."""
+        """The bytes are complete and durable: the artifact can be opened. Conflict as in add_chunk."""
 
     def use_artifacts(self, run_id: str, artifacts: Sequence[str]) -> None:
         """Let the family of this run open these artifacts, as far as they are saved and have the run's tenant."""
 
     def doom_artifact(self, artifact: str) -> bool:
-        """Delete an orphan: no family may open it from now on, and `doomed_artifacts` has it.
+        """Mark an orphan for deletion: no family may open it from now on, and `doomed_artifacts` returns it.
 
         False: the artifact does not exist any more, or a family that has not saved it uses it.
         """

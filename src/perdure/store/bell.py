@@ -38,7 +38,7 @@ class Bell(Protocol):
 
     @property
     def watched(self) -> bool:
-        """Is there a watcher, in this process or in another? If not, a commit need not call `moved`. Cheap to ask."""
+        """Is there a watcher, in this process or in another? If not, a commit need not call `moved`. This is cheap."""
 
     def moved(self, run_ids: Collection[str]) -> None:
         """Tell all watchers, in this process and in others, that these runs have moved. Never raises."""

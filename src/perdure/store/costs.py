@@ -42,8 +42,8 @@ _decode = msgspec.json.Decoder(_Told).decode
 class _Attempt:
     """One attempt.
 
-    The attempt's usage counts once, however often it was recorded. If the attempt was in doubt and was settled, the
-    usage of the settlement is added.
+    The attempt's usage counts once, however often it was recorded. If the attempt was in doubt and was resolved, the
+    usage in its resolution is added.
     """
 
     __slots__ = ("began", "ended", "lost", "model", "tokens_cached", "tokens_in", "tokens_out", "tool", "usd_micros")
@@ -154,7 +154,7 @@ class Costs(Part):
 
 
 def _told(database: Database, since: int, tenant: str | None) -> Iterator[Row]:
-    """The events that begin, end and settle attempts, or begin, release and end a run. They come run by run, in order."""
+    """The events that begin, end and settle attempts, or begin, release and end a run: run by run, in order."""
     run = seq = 0
     while True:
         page = database.read("attempts_told", {"run": run, "seq": seq, "since": since, "tenant": tenant, "limit": _PAGE})

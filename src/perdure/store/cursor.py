@@ -78,7 +78,7 @@ class Database(Protocol):
         """Inside this context, the transaction may change settled rows. Otherwise triggers refuse such a change."""
 
     def version(self) -> int:
-        """A number that changes whenever any process commits something. Cheap to ask."""
+        """A number that changes whenever any process commits something. This is a cheap question."""
 
     def close(self) -> None:
         """Close all connections."""

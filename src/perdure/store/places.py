@@ -48,7 +48,7 @@ class Place(Protocol):
         """
 
     def delete(self, name: str) -> None:
-        """Delete the object, and what is left of an object that was never closed. Nothing happens if there is none.
+        """Delete the object, and what is left of an object that was never closed. It is no error if there is none.
 
         StoreUnavailable if the place itself is not there: then it is unknown whether the object exists.
         """
@@ -150,7 +150,7 @@ class Folder:
         return StoreUnavailable(f"the folder for artifacts {self._folder} cannot be used: {why}")
 
     def _file(self, name: str) -> Path:
-        # Two levels, so that no folder gets too many files.
+        # Use two levels of folders, so that no folder gets too many files.
         return self._folder / _checked(name)[:2] / name
 
 

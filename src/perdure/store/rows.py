@@ -142,6 +142,6 @@ def inbox_row(row: Row) -> InboxRow:
 
 
 def has_arrived(cursor: Cursor, run_id: str, event_id: str) -> bool:
-    """Is the posted event in the run's journal or its inbox? Asked after a COMMIT with unknown outcome."""
+    """Is the posted event in the run's journal or its inbox? The code asks after a COMMIT with unknown outcome."""
     wanted = {"run_id": run_id, "event_id": bytes.fromhex(event_id)}
     return any(cursor.one(name, wanted) is not None for name in ("event_of_run", "inbox_event_of_run"))

@@ -4,8 +4,8 @@ The pointer is a small JSON value. It goes through agents, arguments, results an
 in a pointer is a name that only perdure's own database resolves, never an address: so a forged pointer cannot name a
 file, another bucket, or the artifact of another tenant.
 
-Everything here exists once and serves async and sync code: `Pending` is awaited in an async tool, and a sync tool
-calls its `wait()`; `open()` works with `async with` and with `with`.
+The same code serves async and sync tools: an async tool awaits a `Pending`, and a sync tool calls its `wait()`;
+`open()` works with `async with` and with `with`.
 """
 
 from __future__ import annotations

@@ -378,7 +378,7 @@ class LocalEngine:
             served, waiting = Served(row.agent, row.version) in self._agents, row.status == "waiting"
             ready = served and (row.holder not in (None, refused) or _is_ready(row, now))
             if seen is None and (waiting or not ready or not self._may_drive(drained)):
-                # Read the family as late as here: most often the run is driven at once, and the family is not needed.
+                # Read the family only here: most often the run is driven at once, and the family is not needed.
                 seen = await self._seen(run_id)
                 row = seen.row
                 continue

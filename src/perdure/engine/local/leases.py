@@ -66,7 +66,7 @@ class Watchdog:
     def __init__(self, loop: asyncio.AbstractEventLoop, inside: Callable[[], str]) -> None:
         self._loop = loop
         self._inside = inside
-        self._asked = False  # a callback was scheduled that has not run yet
+        self._asked = False  # a callback is scheduled and has not run yet
         self._stuck_s = 0.0  # for how long the loop did not run while this thread ran
         self._looked_s = time.monotonic()
 

@@ -62,7 +62,7 @@ class _Waiter:
         return self.left_s(now) <= 0
 
     def left_s(self, now: int) -> float:
-        """How many seconds the caller may wait longer."""
+        """How many more seconds the caller may wait."""
         due_s = float("inf") if self.due is None else (self.due - now) / 1e6
         return due_s if self.until_s is None else min(due_s, self.until_s - self.answer.get_loop().time())
 
@@ -86,11 +86,11 @@ class Watch:
         self._clock = clock
         self._poll_s = poll_s
         self._reap = reap  # makes the runs of dead workers ready
-        # By the id of the family's root, because a change of one run may concern its whole family.
+        # The callers, by the id of their family's root, because a change of one run may concern its whole family.
         self._waiters: dict[str, set[_Waiter]] = {}
         self._timed: set[_Waiter] = set()  # the callers with `due`, `until_s` or `held`
-        self._near: set[_Waiter] = set()  # the callers whose runs the next look is about
-        self._whole = False  # the next look is about the runs of all callers
+        self._near: set[_Waiter] = set()  # the callers whose runs the next look reads
+        self._whole = False  # the next look reads the runs of all callers
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._lock = threading.Lock()

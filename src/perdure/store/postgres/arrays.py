@@ -73,7 +73,7 @@ class Byteas(Array):
     def of_hex(cls, values: Sequence[str], size: int) -> Array:
         """The array of these values, given in hexadecimal, each of `size` bytes."""
         length = _SIZE(size).hex()
-        # All values are decoded in one call. So each value must have the right length: otherwise it shifts the rest.
+        # All values are decoded in one call, so each must have the right length: otherwise it shifts the next values.
         assert all(len(value) == 2 * size for value in values), values
         head = _HEAD(1, 1, cls.item, len(values), 1) if values else _EMPTY(0, 0, cls.item)
         return cls(head + bytes.fromhex("".join([length + value for value in values])))

@@ -153,7 +153,7 @@ def parameters(url: str) -> dict[str, Any]:
     if re.search("[/@]", address.rpartition("@")[0]) or not re.fullmatch(r"[\d,]*", str(said.get("port") or "")):
         # libpq would treat a part of the password as a part of the address, and messages would show it.
         raise _not_a_url(url, "the user, the password or the port has a character that must be percent-encoded")
-    # libpq itself reads the variable PGREQUIREAUTH.
+    # If PGREQUIREAUTH is set, libpq reads it itself: the user's choice counts.
     own_word = {} if os.environ.get("PGREQUIREAUTH") else {"require_auth": REQUIRE_AUTH}
     return {
         **own_word,
@@ -214,8 +214,8 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
     # lock.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.prepare_threshold = 1 if connection.direct else None
-    # Use one type for all numbers: psycopg would choose the type by the size of the number, and each type would be
-    # another statement to prepare.
+    # Use one type for all numbers: psycopg would choose the type by the size of the number, and the statement would be
+    # prepared once for each type.
     connection.adapters.register_dumper(int, Int8BinaryDumper)
     connection.adapters.register_dumper(int, Int8Dumper)
     connection.adapters.register_dumper(str, StrDumper)

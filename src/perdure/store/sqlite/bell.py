@@ -30,7 +30,7 @@ _LOOK_S = 0.05  # how often a process that commits looks for new watchers: the l
 
 
 class PipeBell:
-    """Named pipes in a folder."""
+    """The bell through named pipes in a folder."""
 
     def __init__(self, folder: PrivateFolder) -> None:
         self._folder = folder
