@@ -37,7 +37,7 @@ class File:
         return scope.function not in self._inside
 
     def shared(self, node: ast.AST, scope: Scope) -> Scope | None:
-        """The scope that binds this name, if it outlives a run. None for a builtin, or a node that is not a name."""
+        """The scope that binds this name, if that scope outlives a run. None for a builtin, and for other nodes."""
         if not isinstance(node, ast.Name):
             return None
         home = scope.home(node.id)

@@ -621,7 +621,7 @@ class Reading(Protocol):
         """The chunk with this number (from 0) of an artifact in this database. None: there is no such chunk."""
 
     def may_open(self, artifact: str, run_id: str) -> bool:
-        """Does the family of this run use the artifact: has the family saved it, or got it with an input or a signal?"""
+        """Does the family of this run use the artifact: has it saved or got the artifact (by an input or a signal)?"""
 
     def artifacts_of(self, run_id: str) -> list[ArtifactRow]:
         """The artifacts that this run's own calls have saved, the oldest first."""

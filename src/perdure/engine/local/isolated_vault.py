@@ -156,7 +156,7 @@ class AskedVault:
         self._socket = socket.socket(fileno=fd)
         self._file = self._socket.makefile("rb")
         self._lock = threading.Lock()
-        self._left: deque[int] = deque()  # unread streams of the tool that the worker still has open
+        self._left: deque[int] = deque()  # streams that were not read to the end: the worker has them open
 
     def begin(self, content_type: str, size: int | None) -> Saving:
         self._close_left()

@@ -61,7 +61,7 @@ class Host(Protocol):
 
 
 class ProgressKeeper:
-    """The progress of all attempts of one worker. All methods except `hear` and `last_write` run on the worker's loop."""
+    """The progress of all attempts of one worker. All methods but `hear` and `last_write` run on the worker's loop."""
 
     def __init__(self, host: Host, every_s: float, complain: Callable[[str, StoreError], None]) -> None:
         self._host = host
@@ -161,7 +161,7 @@ class ProgressKeeper:
             self._timer = None
 
     def last_write(self) -> None:
-        """Write the rest at the end of the worker, on any thread. Mostly, this deletes the progress of ended attempts."""
+        """Write the rest at the end of the worker, on any thread. Mostly, this deletes progress of ended attempts."""
         kept, ended = self._collect()
         if kept or ended:
             try:

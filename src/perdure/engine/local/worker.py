@@ -642,7 +642,7 @@ class Worker:
             try:
                 claimed, post = await asked
                 if post_is_read and claimed and all(one.post is not None for one in claimed):
-                    self._post_version = seen + 1  # the claim itself is one change; each other change adds one
+                    self._post_version = seen + 1  # the claim itself is one change; other changes add to it
                 self._begin(claimed, post)
                 return claimed
             finally:

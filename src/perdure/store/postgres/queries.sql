@@ -169,7 +169,7 @@ GROUP BY status ORDER BY status
 
 -- name: current_of_runs
 -- What the row of a run does not say: its last status text, its failure, and its attempts under way (the last event of
--- call is an intent, and the run is held).
+-- the call is an intent, and the run is held).
 SELECT r.run_id, e.ts, e.call, convert_to(e.data, 'UTF8')
 FROM jsonb_array_elements_text(:runs::jsonb) AS w (run_id) JOIN perdure_runs AS r ON r.run_id = w.run_id CROSS JOIN LATERAL (
     (SELECT s.ts, s.call, s.data FROM perdure_events AS s

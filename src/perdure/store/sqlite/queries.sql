@@ -35,7 +35,7 @@ WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash) VALUES (?1 << 32 | ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 
 -- name: unlinked_entries
--- The last entry of the journal-wide chain with a link, and all entries after it.
+-- The last linked entry of the journal-wide chain, and all entries after it.
 SELECT n, run, seq, head, run_id, link FROM perdure_chain
 WHERE n >= ifnull((SELECT n FROM perdure_chain WHERE link IS NOT NULL ORDER BY n DESC LIMIT 1), 0) ORDER BY n
 
@@ -101,8 +101,8 @@ GROUP BY status ORDER BY status
 
 -- name: current_of_runs
 -- What the row of a run does not say: its last status text, its failure, and its attempts under way (the last event of
--- call is an intent, and the run is held). The column `type` is not used, because it would parse each event; the text
--- of an event begins with its type.
+-- the call is an intent, and the run is held). The column `type` is not used, because it would parse each event; the
+-- text of an event begins with its type.
 WITH wanted AS (
     SELECT r.run_id, r.id, r.seq, r.status, r.holder FROM json_each(:runs) AS w JOIN perdure_runs AS r ON r.run_id = w.value
 )

@@ -130,7 +130,8 @@ def _counted(path: str, now: FileSeen, first: FileSeen) -> Difference | None:
 def _unsteady(path: str, now: FileSeen, first: FileSeen, second: FileSeen) -> Iterator[Said]:
     """Compare a file that differs by itself.
 
-    The number of lines, entries or rows must be equal. So must the parts that are equal in both undisturbed runs.
+    The number of lines, entries or rows must be equal. The parts that are equal in both undisturbed runs must be equal
+    in the trial too.
     """
     units = {one.unit for one in (now, first, second)}
     if len(units) > 1 or "bytes" in units or first.count != second.count:
