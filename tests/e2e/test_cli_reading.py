@@ -294,6 +294,59 @@ def test_replay_tells_where_changed_code_parts_from_the_journal(desk: Desk) -> N
     assert desk.ledger == ["o-1 500", "o-2 500"]  # replay performs nothing
 
 
+WAITERS = """
+import asyncio
+from perdure import Run, agent, tool
+
+@tool(effect="read")
+async def look(order: str) -> str:
+    return order
+
+@agent(version="1")
+async def waiter(run: Run, order: str) -> str:
+    return await look(order) + await run.receive("go")
+"""
+START_MANY = """
+import asyncio
+from waiters import waiter
+from perdure import Perdure
+
+async def main() -> None:
+    async with Perdure("sqlite:///perdure.db", agents=[waiter]) as app:
+        for number in range({count}):
+            await app.start(waiter, str(number), id=f"w{{number}}")
+        stop = asyncio.Event()
+        working = asyncio.create_task(app.work(stop=stop))
+        while len(await app.list(status="waiting", limit=500)) < {count}:
+            await asyncio.sleep(0.05)
+        stop.set()
+        await working
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("count", [2, 70])  # from 64 runs on, several processes compare
+def test_before_a_deploy_every_unfinished_run_gets_a_verdict(desk: Desk, count: int) -> None:
+    (desk.folder / "waiters.py").write_text(WAITERS)
+    subprocess.run([sys.executable, "-c", START_MANY.format(count=count)], cwd=desk.folder, check=True, timeout=120)
+    desk("run", "shop.py:shop", "order=o-1", "--id", "over")
+    (desk.folder / "same.py").write_text(WAITERS)
+    assert desk("replay", "--all", "--live-only", "same.py") == f"{count} unfinished runs: {count} go on with this code\n"
+    (desk.folder / "newer.py").write_text(WAITERS.replace('version="1"', 'version="2"'))
+    told = desk("replay", "--all", "--live-only", "newer.py")
+    assert "run w1 (waiting): has version 1; this code is 2 and asks for the same calls\n    adopt it: perdure resume w1 --adopt" in told
+    assert told.endswith(f"{count} unfinished runs: {count} go on if this version adopts them\n")
+    (desk.folder / "broken.py").write_text(WAITERS.replace("await look(order)", 'await look("?" + order)'))
+    told = desk("replay", "--all", "--live-only", "broken.py", code=7)
+    expected = 'run w0 (waiting): diverges at event 3; it needs version 1\n    journal: call 1: look({"order":"0"})\n    code:    call 1: look({"order":"?0"})'
+    assert expected in told
+    verdicts = desk.lines("replay", "--all", "--live-only", "broken.py", code=7)
+    assert {(one["verdict"], one["seq"], one["version"]) for one in verdicts} == {("diverges", 3, "1")}
+    assert len(verdicts) == count
+    assert "--live-only goes with --all" in desk.refusal("replay", "--live-only", "w1", code=2)
+
+
 def test_audit_follows_all_runs(desk: Desk) -> None:
     desk("run", "shop.py:many", "calls=1", "--id", "before")
     assert {line["run_id"] for line in desk.lines("audit", "--since", "1h")} == {"before"}

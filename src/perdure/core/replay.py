@@ -238,6 +238,7 @@ def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event],
             f"{_recorded(recorded[0].body, recorded[0].call)} at event {recorded[0].seq}",
             seq=earlier,
             call=command.number if isinstance(command, Asked) else None,
+            asked=_asked(command),
         )
 
 
@@ -253,6 +254,8 @@ def _different(command: Command, event: Event, load: Callable[[Payload], bytes])
         + _more_about(command, event, load),
         seq=event.seq,
         call=command.number if isinstance(command, Asked) else event.call,
+        recorded=_recorded(event.body, event.call),
+        asked=_asked(command) + _more_about(command, event, load),
     )
 
 
@@ -393,6 +396,7 @@ def _missing(event: Event) -> Diverged:
         f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code does not ask for it",
         seq=event.seq,
         call=event.call,
+        recorded=_recorded(event.body, event.call),
     )
 
 
@@ -401,6 +405,7 @@ def _beyond(command: Command, cause: Event, last: Event) -> Diverged:
         f"after event {cause.seq} the journal ends with {_recorded(last.body, last.call)} at event {last.seq}; the code also asks for {_asked(command)}",
         seq=last.seq,
         call=command.number if isinstance(command, Asked) else None,
+        asked=_asked(command),
     )
 
 
