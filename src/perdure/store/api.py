@@ -933,7 +933,7 @@ class ArtifactStore(Protocol):
         """The bytes are complete and durable: the artifact can be opened. Conflict as in add_chunk."""
 
     def use_artifacts(self, run_id: str, artifacts: Sequence[str]) -> None:
-        """Let the family of this run open these artifacts, as far as they are saved and have the run's tenant."""
+        """Let the family of this run open those of these artifacts that are saved and have the run's tenant."""
 
     def doom_artifact(self, artifact: str) -> bool:
         """Mark an orphan for deletion: no family may open it from now on, and `doomed_artifacts` returns it.

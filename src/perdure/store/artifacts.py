@@ -2,7 +2,7 @@
 
 An event never names missing bytes, because of the order of the writes: first the row, then the bytes, then the state
 `saved` in the row, and last the event that names the artifact. A crash leaves at most an orphan: an artifact that no
-event names. Its row says where its bytes are, so `perdure prune --orphans` deletes both. So does the prune of its run.
+event names. Its row says where its bytes are, so `perdure prune --orphans`, or the prune of its run, deletes both.
 
 A deletion also begins with the row: the row gets the state `deleting`, then the bytes are deleted, then the row. After
 a crash the next prune continues.

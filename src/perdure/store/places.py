@@ -64,7 +64,7 @@ def open_place(url: str) -> Place:
 
 
 def check_place(url: str) -> str:
-    """The URL, if it has the form of a place. InvalidInput if not."""
+    """The URL, if it has the form of a place. Otherwise InvalidInput."""
     open_place(url)
     return url
 

@@ -493,7 +493,7 @@ class Worker:
         row = await self._row(run_id)
         self._check_served(row)
         if limits is not None and row.holder is None and not self._is_ready(row):
-            return row  # only a run below this run is ready; a claim of this run would only make its journal longer
+            return row  # the run itself is not ready: a claim would only make its journal longer
         if row.status not in FINISHED and run_id not in self._drives:  # a run that is driven here needs no claim
             if row.holder is not None:
                 self._last_reap_s = float("-inf")  # the holder may be dead: reap now, not only after _REAP_EVERY_S
@@ -771,7 +771,7 @@ class Worker:
             if not drive.over:
                 events, debts, progress, used = self._read(claimed, parked) if reading is None else reading.result()
                 drive.begin(events, debts, progress, used)
-                self._wake_beside(drive.run_id)  # the journal of the run may already name children
+                self._wake_beside(drive.run_id)  # its journal may already name children, for which callers wait
         except Exception as error:
             self.broke(drive, error)
         finally:

@@ -123,8 +123,8 @@ ORDER BY digest FOR KEY SHARE
 SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value::bigint FROM jsonb_array_elements_text(?::jsonb) AS v (value)) LIMIT 1
 
 -- name: event_at
--- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id
--- whichever worker appends it.
+-- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id,
+-- even if another worker appends it.
 SELECT hash FROM perdure_events WHERE run = ? AND seq = ?
 
 -- name: type_at
@@ -189,7 +189,7 @@ SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
 FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after AND seq <= :until ORDER BY seq
 
 -- name: read_events_of_runs
--- At most :limit events of each run; :after is a JSON object with the number of the last event that the reader has.
+-- At most :limit events of each run. :after is a JSON object: run id → the seq of the last event that the reader has.
 SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8')
 FROM jsonb_each_text(:after::jsonb) AS w (run_id, after) JOIN perdure_runs AS r ON r.run_id = w.run_id
     JOIN perdure_events AS e ON e.run = r.id AND e.seq > w.after::bigint AND e.seq <= w.after::bigint + :limit::bigint

@@ -75,7 +75,7 @@ class Attendant:
         return bool(decided)
 
     async def _answer(self, asked: ApprovalRow) -> bool:
-        """Approve or reject in the name of everyone who may decide, until the approval is settled."""
+        """Approve or reject in the name of each person who may decide, until the approval is settled."""
         standing = asked.standing
         roles = [one.removeprefix(_ROLE) for one in standing.request.by if one.startswith(_ROLE)]
         for who in _deciders(standing):
