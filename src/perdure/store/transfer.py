@@ -255,7 +255,7 @@ class Copying:
 
         Returns how many were copied, and the rows whose bytes stay: `take_in` inserts these rows with their run.
 
-        With `only_finished` both journals stay in use, and each deletes its own artifacts one day. So the copy gets
+        With `only_finished` both journals stay in use, and each deletes its own artifacts later. So the copy gets
         bytes of its own, under a name that the same command uses again after an interruption.
         """
         copied = 0

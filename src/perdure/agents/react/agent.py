@@ -322,8 +322,8 @@ def _decide(talk: _Talk, kit: Kit, chosen: list[str | None], said: Assistant) ->
     while chosen and chosen[-1] is None:
         chosen.pop()
     names = codec.encode(list(kit.names))
-    # A long list of names is recorded only once per run: recorded with every choice, it would need more space than the
-    # conversation.
+    # A long list of names is recorded only once per run. If it were recorded with every choice, it would need more
+    # space than the conversation.
     among = None if talk.has_named and len(names) > _FEW_NAMES else codec.pack(names, codec.MAX_BYTES)[0]
     talk.has_named = True
     reason = clean(said.text.strip(), _REASON_CHARS) or None

@@ -1,8 +1,8 @@
 """Keeps the machines of runs that this worker has parked, so that the next claim needs no replay.
 
-A parent that awaits 800 children one after the other is parked and claimed 800 times. With a replay at each claim that
-costs O(n²). This is only a cache. A run is replayed if it is not in the cache, or if `goes_on_from` does not accept
-what its journal has now. The runs that were used least recently are dropped first.
+A parent that awaits 800 children one after the other is parked and claimed 800 times. With a replay at each claim,
+this would cost O(n²). This is only a cache. A run is replayed if it is not in the cache, or if `goes_on_from` does not
+accept what its journal has now. The runs that were used least recently are dropped first.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class NotifyBell:
         self._own = Listeners()
         self._token = uuid.uuid4().hex
         self._words = {"channel": CHANNEL, "ring": f"{schema} {self._token}"}
-        self._committing = 0  # how many statements that may ring themselves are under way in this process
+        self._committing = 0  # how many statements that may contain a ring are under way in this process
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake: tuple[int, int] | None = None

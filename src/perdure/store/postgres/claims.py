@@ -70,7 +70,7 @@ class _Ask(NamedTuple):
 
 class _Next(NamedTuple):
     served: Mapping[str, object]
-    commits: int  # how many commits this process had made at that time
+    commits: int  # how many commits this process had made after the claim
     ready_at: int | None  # when the next run of the served lines is ready
 
 

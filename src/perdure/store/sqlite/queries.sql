@@ -693,7 +693,7 @@ DELETE FROM perdure_events WHERE id IN (
 DELETE FROM perdure_runs WHERE id IN (SELECT value FROM json_each(:runs))
 
 -- name: blobs_to_prune
--- The blobs that these runs have stored.
+-- Those of the digests whose blobs exist. No lock is needed: on SQLite only one transaction writes at a time.
 SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
 
 -- name: prune_blobs
