@@ -55,6 +55,7 @@ from perdure.undo import Undoer, UndoPlan, undoable
 
 if TYPE_CHECKING:
     from perdure.inspect.audit import AuditLog
+    from perdure.inspect.inside import Inspection
     from perdure.store.api import Store
 
 T = TypeVar("T")
@@ -861,6 +862,29 @@ class Handle:
         if at is not None and not 1 <= at <= len(events):
             raise NotFound(f"run {self.id} has events 1 to {len(events)}; there is no event {at}")
         return fold(events[:at])
+
+    async def inspect(self, at: int | None = None, *, all_frames: bool = False) -> Inspection:
+        """Look into the agent: its tasks, the lines where they wait, their variables, and what they wait for.
+
+        This is how the agent stood right after event number `at`, or how it stands at the end of its journal; of a run
+        that failed, the line that failed. The app needs the code of the agent in the version of the run. The recorded
+        events are given to this code again, on this event loop; nothing is performed and nothing is written. With
+        `all_frames`, the frames of perdure and of the standard library are there, too. Raises NotFound if there is no such event or the
+        agent had not begun, UnknownAgent or WrongVersion without the right code, and Diverged if the code asks for
+        something else than the journal has.
+        """
+        if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
+            raise InvalidInput(f"inspect(at={shown(at)}): the seq of an event, a whole number, or None for the end of the journal")
+        _check_flag(all_frames, "inspect(all_frames=)")
+        from perdure.inspect.inside import journal_at, look_inside, moment_of  # imported only if needed
+
+        app, row = self._app, await self.row()
+        journal = journal_at(self.id, await app.ask(lambda: app.reading.read(self.id)), at)
+        agent = app.versions.get(Served(row.agent, journal.state.version)) or app.agents.get(row.agent)
+        if agent is None:
+            raise UnknownAgent(f"agent {row.agent!r} is not known here, and its code is needed: Perdure(url, agents=[{row.agent}, …])")
+        with moment_of(agent, journal, app.load, max_steps=app.settings.max_steps) as moment:
+            return look_inside(moment, all_frames=all_frames)
 
 
 MAX_PRIORITY = 1_000

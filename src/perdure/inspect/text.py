@@ -356,7 +356,7 @@ def _name(step: Any) -> str:
 # -- One sentence per event
 
 
-_UNTIL = {
+UNTIL = {
     "approval": "until it is approved",
     "rate": "until its rate allows it",
     "budget": "until there is enough left in the budget",
@@ -424,10 +424,10 @@ def _about_call(event: Event, call: str, load: Load | None) -> str:
     match body:
         case ToolCallProposed() if is_request(body.args):
             until = f", {iso(body.at)}" if body.at is not None else ""
-            return f"{call} ({request_words(body.args, load)}) is to be asked, and waits {_UNTIL[body.until]}{until}"
+            return f"{call} ({request_words(body.args, load)}) is to be asked, and waits {UNTIL[body.until]}{until}"
         case ToolCallProposed():
             until = f", {iso(body.at)}" if body.at is not None else ""
-            return f"call {event.call}: {called(body.tool, body.args)} ({body.effect}) is wanted, and waits {_UNTIL[body.until]}{until}"
+            return f"call {event.call}: {called(body.tool, body.args)} ({body.effect}) is wanted, and waits {UNTIL[body.until]}{until}"
         case ToolCallInitiated(attempt=1):
             return f"{_first_attempt(event, body, call)} is about to be performed"
         case ToolCallInitiated():

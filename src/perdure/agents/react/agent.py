@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.agent import Agent, BuiltAgent
@@ -136,6 +137,13 @@ class ReAct(BuiltAgent[..., Any]):
     def decode_result(self, encoded: bytes) -> Any:
         """The answer as text, or as a value of the type `output`."""
         return codec.decode(encoded) if self.output is None else self.output.decode(encoded)
+
+    def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The turn of the conversation, how many messages it has, and the last one of them."""
+        if code is not ReAct._converse.__code__ or "turn" not in variables:
+            return {}
+        messages = variables["talk"].messages
+        return {"turn": f"{variables['turn']} of {self.max_turns}", "messages": len(messages), "last_message": messages[-1]}
 
     async def _converse(self, run: Run, messages: list[Message]) -> Any:
         talk = _Talk(run, messages)
