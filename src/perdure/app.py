@@ -8,7 +8,8 @@ import math
 import os
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -847,12 +848,16 @@ class Handle:
         await self.row()
         return await self._app.ask(lambda: self._app.reading.read(self.id, after))
 
-    async def follow(self, after: int = 0) -> AsyncIterator[Event]:
-        """Yields the events of the run until the run has ended: `async for event in handle.follow():`."""
+    async def follow(self, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Yields the events of the run until the run has ended: `async for event in handle.follow():`.
+
+        To stop before that at once, leave the loop inside `async with contextlib.aclosing(handle.follow()) as events:`.
+        """
         _check_after(after)
         await self.row()
-        async for event in self._app.engine.follow(self.id, after):
-            yield event
+        async with aclosing(self._app.engine.follow(self.id, after)) as events:
+            async for event in events:
+                yield event
 
     async def state(self, at: int | None = None) -> RunState:
         """The state of the run, now or right after event number `at`."""

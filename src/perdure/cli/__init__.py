@@ -98,7 +98,6 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("cost", "usage", "spend"), "perdure costs"),
     **dict.fromkeys(("lint", "validate"), "perdure check FILE"),
     **dict.fromkeys(("test", "chaos"), "perdure crashtest TARGET kills an agent at every boundary"),
-    "help": "perdure --help, or perdure VERB --help",
     "version": "perdure --version",
 }
 
@@ -114,6 +113,12 @@ class Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(VERBS[name][0]).command
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`perdure help VERB` is `perdure VERB --help`, and `perdure help` is `perdure --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:2], "--help"]
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
