@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from perdure.agents.react.agent import ReAct
     from perdure.inspect.inside import Inspection
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "Agent",
     "AgentInput",

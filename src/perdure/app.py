@@ -8,7 +8,8 @@ import math
 import os
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -110,6 +111,7 @@ class RunInfo(Struct, frozen=True):
     said: str | None = None  # the last text that the agent reported with `run.status`
     failure: FailureInfo | None = None  # if the run failed
     running: tuple[RunningCall, ...] = ()  # the attempts that are under way now
+    specimen: bool = False  # an imported copy (`perdure import`): no worker drives it, and it takes nothing
 
     @property
     def finished(self) -> bool:
@@ -155,6 +157,7 @@ def info_of(row: RunRow, now: Current = Current()) -> RunInfo:  # noqa: B008
         said=now.said,
         failure=None if failure is None else FailureInfo(failure.type, failure.kind, failure.message),
         running=tuple(_running(one) for one in now.running),
+        specimen=row.specimen is not None,
     )
 
 
@@ -853,12 +856,16 @@ class Handle:
         await self.row()
         return await self._app.ask(lambda: self._app.reading.read(self.id, after))
 
-    async def follow(self, after: int = 0) -> AsyncIterator[Event]:
-        """Yields the events of the run until the run has ended: `async for event in handle.follow():`."""
+    async def follow(self, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Yields the events of the run until the run has ended: `async for event in handle.follow():`.
+
+        To stop before that at once, leave the loop inside `async with contextlib.aclosing(handle.follow()) as events:`.
+        """
         _check_after(after)
         await self.row()
-        async for event in self._app.engine.follow(self.id, after):
-            yield event
+        async with aclosing(self._app.engine.follow(self.id, after)) as events:
+            async for event in events:
+                yield event
 
     async def state(self, at: int | None = None) -> RunState:
         """The state of the run, now or right after event number `at`."""

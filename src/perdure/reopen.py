@@ -105,6 +105,7 @@ class Planner:
         than the journal has up to that point.
         """
         row = self._row(run_id, tenant)
+        row.check_live()
         sandbox.guard()  # an agent must not do I/O, also while it is replayed
         if (undone := undone_by(run_id)) is not None:
             raise Conflict(f"run {run_id} is the undo of run {undone}, and is not reopened", hint=shell.command("undo", undone))
@@ -226,7 +227,9 @@ def _made_before(call: CallState | None, fresh: bool) -> str:
         return "made before, and it may have happened: that is found out first"
     if is_certain_end(call):
         return "made before, its failure is used again"
-    return "failed before, and is attempted again" if is_repeatable(call) else "failed before, and may have happened: that is found out first"
+    return (
+        "failed before, and is attempted again" if is_repeatable(call) else "failed before, and may have happened: that is found out first"
+    )
 
 
 def _words(command: Command) -> str | None:

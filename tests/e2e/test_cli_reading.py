@@ -256,7 +256,7 @@ def test_verify_names_the_event_that_was_edited(killed: Desk) -> None:
     told = killed("verify", "r", code=7)
     assert told.startswith("run r, event 5: it is not what was written")
     assert killed.json("verify", "r", code=7)["seq"] == 5
-    assert "1 not as they were written" in killed("verify", code=7)
+    assert re.search(r"^checked 1 run with \d+ events: 1 journal is not as written; 30 things", killed("verify", code=7), re.MULTILINE)
 
 
 def test_verify_names_a_journal_whose_run_is_gone_and_the_guards_that_were_taken_away(killed: Desk) -> None:
@@ -266,7 +266,7 @@ def test_verify_names_a_journal_whose_run_is_gone_and_the_guards_that_were_taken
     (gone,) = [line for line in told if "run 'r'" in line]
     assert "its row is gone" in gone
     assert len([line for line in told if line.startswith("the trigger perdure_")]) == 30
-    assert told[-1].startswith("1 run, ")
+    assert told[-1].startswith("checked 1 run with ")
     assert told[-1].endswith("as they were written; 31 things are wrong with the database as a whole")
     problems = [line["problem"] for line in killed.lines("verify", code=7) if line["run_id"] is None]
     assert problems == told[:-1]
@@ -406,6 +406,36 @@ def test_migrate_says_from_where_to_where_and_check_changes_nothing(desk: Desk) 
     desk.edit("INSERT INTO perdure_schema VALUES (99, 'x', 0)")
     assert "upgrade perdure" in desk.refusal("migrate", code=2)
     assert "upgrade perdure" in desk.refusal("list", code=2)
+
+
+def test_migrate_makes_triggers_and_indexes_again_that_are_missing_and_says_so(desk: Desk) -> None:
+    desk("run", "shop.py:many", "calls=0", "--id", "r")
+    desk.edit("DROP INDEX perdure_runs_created")  # and all triggers
+    assert "`perdure migrate` makes it again" in desk("verify", code=7)
+    checked = desk("migrate", "--check", code=7)
+    assert "the trigger perdure_runs_finished is missing: nothing was changed: perdure migrate" in checked
+    assert "up to date" not in checked
+    found = desk.json("migrate", "--check", code=7)
+    assert (found["up_to_date"], found["to_restore"][0]) == (False, "the index perdure_runs_created is missing")
+    assert len(found["to_restore"]) > 20
+    assert "the trigger perdure_runs_finished is missing: made again" in desk("migrate")
+    assert "up to date" in desk("migrate", "--check")
+    desk("verify")
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_a_row_that_was_edited_to_another_end_is_reported_with_the_way_out(desk: Desk, status: str) -> None:
+    desk("run", "shop.py:many", "calls=0", "--id", "r")
+    desk.edit(f"UPDATE perdure_runs SET status = '{status}'")
+    for verb in (("resume", "r"), ("run", "shop.py:many", "calls=0", "--id", "r")):
+        said = desk.refusal(*verb, code=2)
+        assert f"run r is {status} by its row, and event 3 of its journal is run_succeeded: the row was edited" in said
+        assert said.endswith("perdure verify r --repair\n")
+    assert "perdure verify r --repair" in desk("why", "r")
+    assert "checked 1 run with 3 events: 1 row contradicts its sound journal; 30 things are wrong" in desk("verify", code=7)
+    desk("migrate")
+    desk("verify", "r", "--repair", "--yes")
+    desk("resume", "r")
 
 
 def test_a_run_or_a_database_that_is_not_there_is_code_6(desk: Desk) -> None:

@@ -6,6 +6,36 @@ from tests.mutants.mutant import Mutant
 
 CORE = (
     Mutant(
+        name="an_upload_that_comes_further_is_called_poison",
+        guard="an attempt that came further than those before is progress: its run is no suspect any more",
+        promise="T26",
+        file="core/state.py",
+        where="RunState._take_progress",
+        old="            call.furthest = now\n            self.crashes = self.crashes_alone = 0\n",
+        new="            call.furthest = now\n",
+        red="tests/unit/test_state.py::test_an_attempt_that_came_further_than_those_before_is_progress",
+    ),
+    Mutant(
+        name="an_upload_that_stays_where_it_is_counts_as_progress",
+        guard="progress counts only if it is further than all progress before, so that a run that kills its workers is parked",
+        promise="T26",
+        file="core/suspects.py",
+        where="goes_further",
+        old="    return before is None or _compared(before, now) > 0\n",
+        new="    return True\n",
+        red="tests/unit/test_state.py::test_an_attempt_that_came_further_than_those_before_is_progress",
+    ),
+    Mutant(
+        name="the_progress_of_the_last_attempt_is_not_looked_at",
+        guard="a run is not parked as poison if its last attempt came further",
+        promise="T26",
+        file="core/run_core.py",
+        where="RunCore._begin",
+        old="        elif not self._came_further() and is_poison(",
+        new="        elif is_poison(",
+        red="tests/unit/test_core_claim.py::test_a_run_whose_last_attempt_came_further_is_not_poison",
+    ),
+    Mutant(
         name="a_falsy_result_is_no_result",
         guard="a falsy result is a result",
         promise="T3",

@@ -44,7 +44,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "check": ("perdure.cli.check", "Find code that would break replay, without running it."),
     "crashtest": ("perdure.cli.crashtest", "Kill an agent at each of its boundaries, and check that its run survives."),
     "verify": ("perdure.cli.verify", "Check the hash chain of one run or of all."),
-    "export": ("perdure.cli.export", "Write a run to one portable file: to verify, replay or test it."),
+    "sign": ("perdure.cli.sign", "Sign the heads of all runs, so that history cannot be rewritten unseen."),
+    "export": ("perdure.cli.export", "Write a run to one portable file: to look at, verify, replay or test it."),
+    "import": ("perdure.cli.import_run", "Take an exported run into this journal, to look at it: it is never driven."),
     "audit": ("perdure.cli.audit", "What happened in all runs, as JSON lines."),
     "costs": ("perdure.cli.costs", "What runs have used: calls, time, tokens, money."),
     "doctor": ("perdure.cli.doctor", "Check the database, the workers and this machine."),
@@ -95,13 +97,12 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("adopt", "upgrade-run", "patch"), "perdure resume RUN TARGET --adopt"),
     **dict.fromkeys(("init", "upgrade", "setup", "createdb"), "perdure migrate makes the journal, or brings its schema up to date"),
     **dict.fromkeys(("delete", "rm", "remove", "gc", "clean", "vacuum"), "perdure prune --older-than 90d deletes runs that ended long ago"),
-    **dict.fromkeys(("move", "mv", "import"), "perdure copy --from URL --to URL moves a journal"),
+    **dict.fromkeys(("move", "mv"), "perdure copy --from URL --to URL moves a journal"),
     **dict.fromkeys(("backup", "dump", "save"), "perdure export RUN makes a file of one run; docs/operating.md has backups"),
     **dict.fromkeys(("health", "diagnose", "info"), "perdure doctor checks the database, the workers and this machine"),
     **dict.fromkeys(("cost", "usage", "spend"), "perdure costs"),
     **dict.fromkeys(("lint", "validate"), "perdure check FILE"),
     **dict.fromkeys(("test", "chaos"), "perdure crashtest TARGET kills an agent at every boundary"),
-    "help": "perdure --help, or perdure VERB --help",
     "version": "perdure --version",
 }
 
@@ -117,6 +118,12 @@ class Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(VERBS[name][0]).command
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`perdure help VERB` is `perdure VERB --help`, and `perdure help` is `perdure --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:2], "--help"]
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]

@@ -144,6 +144,7 @@ def agents_of(
     store: Reading, row: RunRow, target: str | None, tools: str | None, settings: Settings, verb: str, options: str
 ) -> list[Agent[Any, Any]]:
     """The code that goes on with the run: the TARGET that the user typed, or the target that the run has recorded."""
+    row.check_live()
     if (undone := undone_by(row.run_id)) is not None:
         raise InvalidInput(f"run {row.run_id} is the undo of run {undone}; continue it with: {shell.command('undo', undone)}")
     if row.parent is not None:
@@ -211,7 +212,7 @@ class _Sample(Struct):
     """What the query finds: how many runs, of which agents, and the first few."""
 
     count: int = 0
-    children: int = 0
+    left_out: int = 0
     agents: Counter[str] = field(default_factory=Counter)
     first: list[RunRow] = []
 
@@ -276,7 +277,7 @@ class _Crowd:
         found = _Sample()
         for row in self._rows(reading):
             if self._is_left_out(row):
-                found.children += 1
+                found.left_out += 1
                 continue
             found.count += 1
             found.agents[f"{row.agent}@{row.version}"] += 1
@@ -285,8 +286,9 @@ class _Crowd:
         return found
 
     def _is_left_out(self, row: RunRow) -> bool:
-        """A child goes on with its parent, and an undo with `perdure undo`. If the user named it, the error says so."""
-        return self._query is not None and (row.parent is not None or undone_by(row.run_id) is not None)
+        """A child goes on with its parent, an undo with `perdure undo`, and a specimen never. If named, the error says so."""
+        others = row.parent is not None or row.specimen is not None or undone_by(row.run_id) is not None
+        return self._query is not None and others
 
     def _ask(self, found: _Sample) -> None:
         agents = ", ".join(f"{count:,} of {agent}" for agent, count in found.agents.most_common(SAMPLE))
@@ -366,8 +368,8 @@ class _Crowd:
             common.note(common.clean(f"  not retried: {why if run_id in why else f'run {run_id}: {why}'}"))
         if len(refused) > REFUSED_SHOWN:
             common.note(f"  … and {len(refused) - REFUSED_SHOWN:,} more")
-        if found.children:
-            common.note(f"  {plural(found.children, 'child', 'children')} left out: a child goes on with its parent")
+        if found.left_out:
+            common.note(f"  {found.left_out:,} left out: a child goes on with its parent, and a specimen never")
         if not order.as_json:
             would = "can be retried" if order.dry_run else "queued"
             parts = [f"{plural(self._done, 'run')} {would}"]
