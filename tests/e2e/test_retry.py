@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -287,8 +288,11 @@ def test_an_undone_run_is_not_reopened(one: Desk) -> None:
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------------------------
-def typed(desk: Desk, answer: str, *args: str) -> tuple[int, str]:
-    """Run the program on a terminal, type the answer to its question, and return its exit code and all that it wrote."""
+def typed(desk: Desk, answer: str, *args: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, str]:
+    """Run the program on a terminal, type the answer to its question, and return its exit code and all that it wrote.
+
+    `meanwhile` is called when the question is there, before the answer.
+    """
     leader, follower = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "perdure", *args],
@@ -313,6 +317,7 @@ def typed(desk: Desk, answer: str, *args: str) -> tuple[int, str]:
             seen += data
             if not asked and b"[y/N]" in seen:
                 asked = True
+                meanwhile()
                 os.write(leader, answer.encode())
     os.close(leader)
     return child.wait(60), seen.decode().replace("\r\n", "\n")
@@ -332,6 +337,14 @@ def test_on_a_terminal_the_preview_comes_first_and_no_is_the_default(one: Desk) 
     code, said = typed(one, "", "events", "o1")
     assert "\x1b[9m    7  " in said
     assert "\x1b[9m    6  " not in said, "only superseded events are struck through"
+
+
+def test_a_yes_to_an_old_preview_writes_nothing(one: Desk) -> None:
+    one.failed("order", "o1")
+    code, said = typed(one, "y\n", "rewind", "o1", "--to", "6", meanwhile=lambda: one("rewind", "o1", "--to", "8", "--yes"))
+    assert code == 2
+    assert "has moved on since the preview, so nothing was written" in said
+    assert [found["back_to"] for found in one.show("o1")["reopened"]] == [8]
 
 
 def test_two_people_at_once_reopen_the_run_once(one: Desk) -> None:
@@ -380,6 +393,16 @@ def test_a_query_retries_the_failed_runs_and_lists_those_that_it_cannot(desk: De
     assert desk("resume", "f1") == "below\n"
     assert desk.show("o1")["status"] == "failed", "its error is another one"
     assert all(one["reason"] == "up again" for one in desk.show("r0")["reopened"])
+
+
+def test_a_query_without_a_status_leaves_cancelled_runs_alone(one: Desk) -> None:
+    one.failed("order", "o1")
+    one("run", "shop.py:waiter", "--id", "w1", "--no-wait", code=3)
+    one("cancel", "w1")
+    one("resume", "w1", code=5)
+    assert [found["run_id"] for found in one.lines("retry", "--where", "id:*1", "--yes")] == ["o1"]
+    assert [found["run_id"] for found in one.lines("retry", "--where", "id:*1", "--dry-run", "--yes")] == []
+    assert [found["run_id"] for found in one.lines("retry", "--where", "id:*1 status:cancelled", "--yes")] == ["w1"]
 
 
 def test_the_bulk_question_shows_the_count_and_a_sample(one: Desk) -> None:
