@@ -38,6 +38,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "cancel": ("perdure.cli.cancel", "Ask a run to stop."),
     "undo": ("perdure.cli.undo", "Undo the calls of a finished run whose tools have compensate hooks."),
     "replay": ("perdure.cli.replay", "Check recorded runs against this code."),
+    "fork": ("perdure.cli.fork", "Rehearse a recorded run from any event on, without effects: what would it do?"),
+    "diff": ("perdure.cli.diff", "Compare two runs: calls, results, outcome, cost."),
+    "whatif": ("perdure.cli.whatif", "Rehearse many recorded runs with this code, prompt or model, without effects."),
     "check": ("perdure.cli.check", "Find code that would break replay, without running it."),
     "crashtest": ("perdure.cli.crashtest", "Kill an agent at each of its boundaries, and check that its run survives."),
     "verify": ("perdure.cli.verify", "Check the hash chain of one run or of all."),
@@ -70,7 +73,12 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("effects", "calls", "steps", "activities"), f"{_SHOW} shows every call with its result"),
     **dict.fromkeys(("checkpoint", "checkpoints", "snapshot", "snapshots"), f"every step is recorded without a command; {_AT}"),
     **dict.fromkeys(("time-travel", "timetravel", "rewind", "at"), _AT),
-    **dict.fromkeys(("fork", "branch", "clone", "reset"), f"a run is not forked; {_AT}; {_ANEW}"),
+    **dict.fromkeys(("branch", "clone"), f"perdure fork RUN --at SEQ rehearses a run from any event on; {_AT}; {_ANEW}"),
+    **dict.fromkeys(("compare", "delta"), "perdure diff RUN RUN"),
+    **dict.fromkeys(
+        ("simulate", "rehearse", "dry-run", "eval", "backtest"), "perdure fork RUN for one run, perdure whatif TARGET for many"
+    ),
+    "reset": f"{_AT}; {_ANEW}",
     **dict.fromkeys(("lease", "leases", "heartbeat", "heartbeats", "workers", "queues", "queue"), _WORKERS),
     **dict.fromkeys(("kill", "stop", "abort", "terminate", "end"), _CANCEL),
     **dict.fromkeys(("rollback", "revert", "compensate", "saga"), _UNDO),
