@@ -297,7 +297,7 @@ def _show(found: _Outcome, as_json: bool, spent: int, resumable: bool) -> None:
         summary: dict[str, Any] = {kind: counts[kind] for kind in _WORDS}
         summary |= {"before": structs.asdict(before), "after": structs.asdict(after), "spent_usd_micros": spent}
         common.out_json(
-            {"kind": "summary", "runs": found.total, **summary, "left_out": found.total - len(verdicts), "why": found.left, **costs}
+            {"kind": "summary", "runs": found.total, **summary, "left_out": found.total - len(verdicts), "why": found.left}
         )
         return
     if not found.total:

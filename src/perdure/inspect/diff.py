@@ -187,8 +187,7 @@ def diff_of(left: CallPath, right: CallPath) -> Diff:
     while same < min(len(left.calls), len(right.calls)) and not _differs(left.calls[same], right.calls[same]):
         same += 1
     lines = [_line(one, other) for one, other in _aligned(left.calls[same:], right.calls[same:])]
-    outcome = (left.status, left.output, left.error) == (right.status, right.output, right.error)
-    return Diff(left, right, same, lines, outcome)
+    return Diff(left, right, same, lines, _equal((left.status, left.output, left.error), (right.status, right.output, right.error)))
 
 
 def same_effects(left: CallPath, right: CallPath) -> bool:
@@ -239,7 +238,7 @@ def _line(left: DiffCall | None, right: DiffCall | None) -> DiffLine:
 def _differs(left: DiffCall, right: DiffCall) -> tuple[str, ...]:
     name = ("call",) if (left.kind, left.name) != (right.kind, right.name) else ()
     args = ("arguments",) if left.digest != right.digest else ()
-    same = (left.answered, left.result, left.error) == (right.answered, right.result, right.error)
+    same = _equal((left.answered, left.result, left.error), (right.answered, right.result, right.error))
     return (*name, *args, *(() if same else ("result",)))
 
 
@@ -251,6 +250,10 @@ def diff_record(diff: Diff) -> dict[str, Any]:
     }
     lines = to_builtins(diff.lines)
     return {"is_same": diff.is_same, "same_calls": diff.same, "lines": lines, "same_outcome": diff.same_outcome, **ends}
+
+
+def _equal(left: Any, right: Any) -> bool:
+    return codec.encode(left) == codec.encode(right)  # in Python True equals 1, and in JSON it does not
 
 
 # -- for people -------------------------------------------------------------------------------------------------------
