@@ -68,7 +68,8 @@ class Cashier(Model):
         place = sum(isinstance(message, Assistant) for message in request.messages)
         tokens = Tokens(input=1000, output=10)
         if place == 0:
-            return Answer("", (use("look", order=prompt),), "tools", tokens=tokens)
+            full = ", in full" if "thorough" in request.system else ""
+            return Answer("", (use("look", order=prompt + full),), "tools", tokens=tokens)
         if place == 1:
             cents = 900 if "generous" in request.system and prompt == "o-3" else 500
             return Answer("", (use("pay", order=prompt, cents=cents),), "tools", tokens=tokens)
@@ -197,7 +198,7 @@ def test_code_that_no_longer_imports_is_one_clear_line(shop: Desk) -> None:
 def test_a_stand_in_that_writes_a_file_is_refused_in_a_process_without_a_worker(desk: Desk) -> None:
     assert desk("run", "shop.py:strange", "order=o-7", "--id", "r")[0] == 0
     found = desk.json("fork", "r", "--input", '{"order": "o-8"}')
-    assert "an agent may not open a file for writing" in found["diff"]["lines"][0]["right"]["error"]
+    assert "an agent may not open a file for writing" in found["diff"]["lines"][0]["right"].get("error", "")
     assert not (desk.folder / "written").exists()
 
 
@@ -240,6 +241,16 @@ def test_a_changed_prompt_shows_what_changes_and_no_tool_is_called(till: Desk) -
     assert till("whatif", "shop.py:till")[0] == 7
     code, out, _ = till("whatif", "shop.py:till", "--ignore-text")
     assert (code, "different outcome           0" in out) == (7, True)
+
+
+def test_a_changed_prompt_asks_about_an_order_that_was_not_recorded_and_calls_no_read(till: Desk) -> None:
+    (till.folder / "prompt").write_text("be thorough")
+    lines = till.json("whatif", "shop.py:till")
+    assert set(verdicts(lines).values()) == {"would_call"}
+    assert lines[0]["would_call"][0]["args"] == {"order": "o-4, in full"}
+    assert set(till.ledger) == {"asked cashier"}
+    assert set(verdicts(till.json("whatif", "shop.py:till", "--reads")).values()) == {"other_path"}
+    assert set(till.ledger) == {"asked cashier", *(f"look o-{number}, in full" for number in range(5))}
 
 
 def test_another_model_is_asked_and_prepared_answers_let_the_run_go_on(till: Desk) -> None:

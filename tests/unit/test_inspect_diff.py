@@ -143,7 +143,7 @@ class _Page(HTMLParser):
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</pre></td>&lt;", "a\u202eb\u200bc\x1b[2J", "'javascript:x'"]
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", HOSTILE, ids=["a_script", "an_image", "an_end", "invisible", "a_link"])
 def test_no_recorded_text_becomes_a_part_of_the_page(text: str) -> None:
     left = CallPath(text, [call(1, text, {text: text}, text)], "succeeded", Usage(), text)
     right = CallPath(text, [DiffCall(1, "tool", text, text, None, text, True)], "failed", Usage(1, 2, 3), None, text)
