@@ -8,7 +8,8 @@ import math
 import os
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from perdure.fork import Fork
     from perdure.inspect.audit import AuditLog
     from perdure.inspect.diff import Diff
+    from perdure.inspect.inside import Inspection
     from perdure.store.api import Store
 
 T = TypeVar("T")
@@ -896,12 +898,16 @@ class Handle:
         await self.row()
         return await self._app.ask(lambda: self._app.reading.read(self.id, after))
 
-    async def follow(self, after: int = 0) -> AsyncIterator[Event]:
-        """Yields the events of the run until the run has ended: `async for event in handle.follow():`."""
+    async def follow(self, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Yields the events of the run until the run has ended: `async for event in handle.follow():`.
+
+        To stop before that at once, leave the loop inside `async with contextlib.aclosing(handle.follow()) as events:`.
+        """
         _check_after(after)
         await self.row()
-        async for event in self._app.engine.follow(self.id, after):
-            yield event
+        async with aclosing(self._app.engine.follow(self.id, after)) as events:
+            async for event in events:
+                yield event
 
     async def state(self, at: int | None = None) -> RunState:
         """The state of the run, now or right after event number `at`."""
@@ -911,6 +917,29 @@ class Handle:
         if at is not None and not 1 <= at <= len(events):
             raise NotFound(f"run {self.id} has events 1 to {len(events)}; there is no event {at}")
         return fold(events[:at])
+
+    async def inspect(self, at: int | None = None, *, all_frames: bool = False) -> Inspection:
+        """Look into the agent: its tasks, the lines where they wait, their variables, and what they wait for.
+
+        This is how the agent stood right after event number `at`, or how it stands at the end of its journal; of a run
+        that failed, the line that failed. The app needs the code of the agent in the version of the run. The recorded
+        events are given to this code again, on this event loop; nothing is performed and nothing is written. With
+        `all_frames`, the frames of perdure and of the standard library are there, too. Raises NotFound if there is no such event or the
+        agent had not begun, UnknownAgent or WrongVersion without the right code, and Diverged if the code asks for
+        something else than the journal has.
+        """
+        if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
+            raise InvalidInput(f"inspect(at={shown(at)}): the seq of an event, a whole number, or None for the end of the journal")
+        _check_flag(all_frames, "inspect(all_frames=)")
+        from perdure.inspect.inside import journal_at, look_inside, moment_of  # imported only if needed
+
+        app, row = self._app, await self.row()
+        journal = journal_at(self.id, await app.ask(lambda: app.reading.read(self.id)), at)
+        agent = app.versions.get(Served(row.agent, journal.state.version)) or app.agents.get(row.agent)
+        if agent is None:
+            raise UnknownAgent(f"agent {row.agent!r} is not known here, and its code is needed: Perdure(url, agents=[{row.agent}, …])")
+        with moment_of(agent, journal, app.load, max_steps=app.settings.max_steps) as moment:
+            return look_inside(moment, all_frames=all_frames)
 
 
 MAX_PRIORITY = 1_000

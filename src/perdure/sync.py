@@ -200,6 +200,7 @@ class Handle:
     result = _of_handle(asynchronous.Handle.result)
     events = _of_handle(asynchronous.Handle.events)
     state = _of_handle(asynchronous.Handle.state)
+    inspect = _of_handle(asynchronous.Handle.inspect)
 
     def artifact(self, pointer: Artifact | dict[str, Any]) -> Artifact:
         """An artifact that this run may open: `with handle.artifact(pointer).open() as file`, or `.read().wait()`."""

@@ -296,9 +296,7 @@ def _show(found: _Outcome, as_json: bool, spent: int, resumable: bool) -> None:
             common.out_json({"kind": "run", **msgspec.to_builtins(verdict), **costs})
         summary: dict[str, Any] = {kind: counts[kind] for kind in _WORDS}
         summary |= {"before": structs.asdict(before), "after": structs.asdict(after), "spent_usd_micros": spent}
-        common.out_json(
-            {"kind": "summary", "runs": found.total, **summary, "left_out": found.total - len(verdicts), "why": found.left}
-        )
+        common.out_json({"kind": "summary", "runs": found.total, **summary, "left_out": found.total - len(verdicts), "why": found.left})
         return
     if not found.total:
         common.note("no runs that match")

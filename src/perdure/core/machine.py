@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from msgspec import Struct
 
 from perdure.core import codec
-from perdure.core.agent_loop import AgentLoop, AgentTask
+from perdure.core.agent_loop import AgentLoop, AgentTask, Timer
 from perdure.core.approval import Approval, Decision, Outcome
 from perdure.core.codec import Payload
 from perdure.core.compat import running_loop, set_current_task, set_running_loop, task_to_leave
@@ -177,6 +177,17 @@ class Edit(NamedTuple):
     by: str | None
     before: bytes
     after: bytes
+
+
+class Standstill(NamedTuple):
+    """Where an agent stands between two activations, for inspection. Futures are named by their `id()`."""
+
+    main: AgentTask  # it may be done
+    tasks: list[AgentTask]  # the other tasks that are not done
+    calls: dict[int, int]  # future → the number of the call, approval or child whose end fulfils it
+    topics: dict[int, str]  # future → the topic of the signal that fulfils it
+    timers: list[Timer]
+    unread: dict[str, int]  # topic → how many signals have arrived and were not received
 
 
 class _Open(Struct):
@@ -392,6 +403,31 @@ class Machine:
     def timer_cause(self, timer: int) -> int:
         """The seq of the event that made the agent set this timer, which is pending."""
         return self._loop.timers[timer].cause
+
+    def standstill(self) -> Standstill:
+        """Where the agent stands now. The machine has been started; nothing of what is returned may be changed."""
+        assert self._main is not None, "a machine that has not started stands nowhere"
+        return Standstill(
+            self._main,
+            [task for task in self._loop.tasks.values() if task is not self._main],
+            {id(opened.future): number for number, opened in self._open.items()},
+            {id(signal): topic for topic, waiting in self._listening.items() for signal in waiting},
+            list(self._loop.timers.values()),
+            {topic: len(signals) for topic, signals in self._buffered.items() if signals},
+        )
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let code run as if the agent ran it, while no other loop is running: a tool that it calls is not performed.
+
+        For a person who looks at a machine with a debugger. What that code asks for is dropped with the machine.
+        """
+        assert running_loop() is None, "the agent's loop would replace a running loop"
+        set_running_loop(self._loop)
+        try:
+            yield
+        finally:
+            set_running_loop(None)
 
     # -- for the agent: tools, models, approvals, children, signals -----------------------------------------------------
     @property

@@ -32,7 +32,7 @@ from perdure.core import codec
 from perdure.core.agent_loop import DoesNotRest
 from perdure.core.approval import Expire, Withdraw
 from perdure.core.budget import NOTHING, Amounts, Charge, amounts_of, exceeded, most_of
-from perdure.core.codec import Payload
+from perdure.core.codec import Payload, decode
 from perdure.core.decide import (
     GiveUp,
     Park,
@@ -151,7 +151,7 @@ from perdure.core.steps import (
     TakePlace,
     Transaction,
 )
-from perdure.core.suspects import is_poison
+from perdure.core.suspects import goes_further, is_poison
 from perdure.errors import Diverged, InvalidInput, PerdureError, StoreUnavailable
 
 T = TypeVar("T")
@@ -534,7 +534,7 @@ class RunCore:
             self.closing = PendingRelease("paused", f"a person who unpauses it; {state.paused.by} paused it")
         if watch is not None and watch.circling is not None:
             self._attend("circling", watch.circling)  # the previous worker died before it could release the run
-        elif is_poison(state.crashes, state.crashes_alone, self._settings.poison_limit):
+        elif not self._came_further() and is_poison(state.crashes, state.crashes_alone, self._settings.poison_limit):
             deaths = f"{state.crashes} workers in a row died while they drove this run, and no call ended in between"
             self._attend("poison", f"{deaths}; in {state.crashes_alone} of these deaths it was the worker's only suspect")
         else:
@@ -543,6 +543,10 @@ class RunCore:
             except Exception as error:
                 self._go_wrong(error)
         yield from self._go_on()
+
+    def _came_further(self) -> bool:
+        """Has an attempt that was cut off come further than the attempts before? The next event about its call records that."""
+        return any(goes_further(self.state.open[number].furthest, decode(progress)) for (number, _), progress in self._cut_off.items())
 
     def _rebuild(self, events: Sequence[Event]) -> Asking[None]:
         state = self.state

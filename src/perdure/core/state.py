@@ -16,13 +16,13 @@ calls keep their states; only a call that failed may be tried again.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct, structs
 
 from perdure.core.approval import usable_until
 from perdure.core.budget import NOTHING, Amounts, amounts_of, most_of, rest_of
-from perdure.core.codec import Payload
+from perdure.core.codec import Payload, decode
 from perdure.core.events import (
     AnyBody,
     ApprovalDecided,
@@ -75,6 +75,7 @@ from perdure.core.events import (
 from perdure.core.events import Status as Status
 from perdure.core.failures import IN_DOUBT_KINDS
 from perdure.core.identity import CallKeys
+from perdure.core.suspects import goes_further
 from perdure.core.transitions import landing
 from perdure.errors import StoreCorrupt
 
@@ -166,6 +167,7 @@ class CallState(Struct, gc=False):
     worker_may_live: bool = False
     loose: bool = False  # some attempt may still be running: "not found" proves nothing about that attempt
     progress: Payload | None = None  # the last progress that an attempt reported and an event recorded
+    furthest: Any = None  # the furthest of these, decoded; see goes_further
     resolved_by: str | None = None
     approval: str | None = None  # the id of the call's approval, if the call needs an approval
     withdrawn: int = 0  # how many attempts never began although their intents were recorded
@@ -410,6 +412,14 @@ class RunState(Struct, gc=False, eq=False):
             self.crashes += 1
             self.crashes_alone += body.lost_with == 0
 
+    def _take_progress(self, call: CallState, progress: Payload | None) -> None:
+        if progress is None:
+            return
+        call.progress = progress
+        if (reported := progress.inline) is not None and goes_further(call.furthest, now := decode(reported)):
+            call.furthest = now
+            self.crashes = self.crashes_alone = 0
+
     def _reopen(self, event: Event, body: RunReopened) -> None:
         """Go back to `back_to` in everything that only the agent knows. The calls stay as they are in the world."""
         if self.status == "succeeded" or not 1 <= body.back_to < event.seq:
@@ -601,7 +611,7 @@ class RunState(Struct, gc=False, eq=False):
                 call.withdrawn += body.failure.type == NOT_STARTED
                 self._move(call, event, "failed_for_good" if body.final else "failed")
                 self._count(call, body.attempt, body.failure, event.ts)
-                call.progress = body.progress or call.progress
+                self._take_progress(call, body.progress)
                 self._take_time(call, event.ts - call.started_at if began else 0)
                 self._settle_cost(call, body.usage, still=None if body.final else call.unsettled)
                 if body.failure.type == NOT_STARTED:
@@ -613,7 +623,7 @@ class RunState(Struct, gc=False, eq=False):
                 self._move(call, event, "in_doubt")
                 self._count(call, body.attempt, body.failure, event.ts)
                 call.doubt, call.doubtful = body.why, True
-                call.progress = body.progress or call.progress
+                self._take_progress(call, body.progress)
                 call.loose = call.loose or body.loose
             case RetryScheduled() if body.turn:
                 call.turn = body.at

@@ -17,7 +17,7 @@ so no detail of perdure's stores may appear in this interface:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from msgspec import Struct
@@ -106,7 +106,7 @@ class Engine(Protocol):
         If the engine knows the run's agent, it drives the run.
         """
 
-    def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+    def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
         """The events after `after`, then each new event, until the run has ended."""
 
     # -- driving runs in this process ---------------------------------------------------------------------------------

@@ -184,9 +184,9 @@ class NewArtifact:
 
     def _too_large(self, how: str) -> ArtifactNotSaved:
         return ArtifactNotSaved(
-            f"the artifact has {how}, and the database takes artifacts of up to {self._limit:,} bytes: "
-            'name another place for larger ones, artifacts = "file:///…" or "s3://…" in perdure.toml (or PERDURE_ARTIFACTS), '
-            "or raise artifact_database_bytes",
+            # Pages for people cut a message: the setting comes first.
+            f"the artifact has {how}, and artifact_database_bytes is {self._limit:,}: raise that setting, or name another place "
+            'for larger artifacts, artifacts = "file:///…" or "s3://…" in perdure.toml (or PERDURE_ARTIFACTS)',
             final=True,
         )
 

@@ -989,7 +989,13 @@ class OutboxStore(Protocol):
 
 
 class ArchiveStore(Protocol):
-    """Moves journals to another database, prunes families, and repairs rows."""
+    """Moves journals to another database, prunes families, repairs rows, and restores the schema."""
+
+    def restore_schema(self, *, check: bool = False) -> list[str]:
+        """Make the triggers and indexes of the schema again that are missing or were changed.
+
+        Returns each of them in words. With `check`, nothing is changed.
+        """
 
     def repair(self, repair: Repair) -> None:
         """Write the rows of a run as its journal has them, in one transaction. Events are not touched.

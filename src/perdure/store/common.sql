@@ -1,6 +1,7 @@
 -- The statements that are the same in every dialect. The code calls each statement by the name above it.
 -- Values are passed as parameters only; no statement is ever assembled from data.
 -- {run} stands for the columns of a run, in the order of the fields of RunRow, and then the key of the run.
+-- {ended} stands for the expression with the name `ended` of the dialect.
 
 -- == Repairing =======================================================================================================
 
@@ -166,6 +167,10 @@ SELECT agent, queue, tenant, priority FROM perdure_runs WHERE id = ?
 
 -- name: move_run
 UPDATE perdure_runs SET version = ?, line = ? WHERE id = ?
+
+-- name: set_aside
+-- A run that has ended by its journal, and whose edited row says that it is ready: a person has to look at it.
+UPDATE perdure_runs SET status = 'needs_attention', attention = 'error', error = :error, waiting_for = NULL, ready_at = NULL WHERE id = :id
 
 -- name: suspects_of_worker
 SELECT crashes, lost_with FROM perdure_runs WHERE holder = ? AND crashes >= 2

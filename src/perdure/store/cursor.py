@@ -86,8 +86,9 @@ class Database(Protocol):
 
 # -- statements by name -----------------------------------------------------------------------------------------------
 _MARK = "-- name: "
-RUN_COLUMNS = ", ".join((*RunRow.__struct_fields__, "id"))  # {run} in a statement is replaced by these columns
+RUN_COLUMNS = ", ".join((*RunRow.__struct_fields__, "id"))
 KEY = len(RunRow.__struct_fields__)  # the place of `id` in RUN_COLUMNS
+ENDED = KEY + 1  # the place of {ended} in statements that begin with `SELECT {run}, {ended}`
 
 
 def load(dialect: str) -> dict[str, str]:
@@ -97,11 +98,15 @@ def load(dialect: str) -> dict[str, str]:
 
 
 def statements(*files: str) -> dict[str, str]:
-    """The statements in these files by name, without comment lines."""
+    """The statements in these files by name, without comment lines.
+
+    {run} in a statement is replaced by RUN_COLUMNS, and {ended} by the expression that the dialect has under the name `ended`.
+    """
     found: dict[str, str] = {}
     for part in (part for text in files for part in text.split(f"\n{_MARK}")[1:]):
         name, *lines = part.splitlines()
         assert name not in found, f"there are two statements named {name}"
         found[name] = "\n".join(line for line in lines if line and not line.startswith("--")).replace("{run}", RUN_COLUMNS)
         assert found[name], f"there is no statement under the name {name}"
-    return found
+    ended = found.pop("ended", "")
+    return {name: sql.replace("{ended}", ended) for name, sql in found.items()}

@@ -31,7 +31,7 @@ from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
 from perdure.store.part import Means, Part
 from perdure.store.projections import Consequences
-from perdure.store.rows import event_row, has_arrived, inbox_row, key_of, run_row
+from perdure.store.rows import check_not_ended, event_row, has_arrived, inbox_row, key_of, run_row
 
 _ERROR_CHARS = 500  # how much of an error message the run's row has; the journal has the whole message
 _STATUS: dict[type, Status] = {RunSucceeded: "succeeded", RunFailed: "failed", RunCancelled: "cancelled"}
@@ -162,6 +162,7 @@ class Mailbox(Part):
             raise AlreadyRunning(f"run {one.run_id} is held by a worker that is not known to be dead; pause it first")
         if row.status == "succeeded" or row.seq != one.seen:
             raise Conflict(f"run {one.run_id} has moved on: it is {row.status} and has {row.seq} events, not {one.seen}; look at it again")
+        check_not_ended(found)  # a run that has succeeded stays so, also if its row was edited to say otherwise
         head, reopened = row.head, row.seq + 1
         events = []
         for seq, (body, call, event_id) in enumerate(one.events, reopened):
@@ -236,6 +237,7 @@ def _unfinished(cursor: Cursor, run_id: str) -> Row:
     row = run_row(found)
     if row.status in FINISHED:
         raise RunEnded(f"run {run_id} has finished ({row.status}) and takes nothing more")
+    check_not_ended(found)
     return found
 
 

@@ -12,7 +12,7 @@ from perdure.core.events import AnyBody, Event, decode_body
 from perdure.core.identity import Sealed
 from perdure.errors import StoreCorrupt
 from perdure.store.api import InboxRow, RunRow
-from perdure.store.cursor import KEY, Cursor, Row
+from perdure.store.cursor import ENDED, KEY, Cursor, Row
 
 _TEXT, _MAYBE_TEXT, _NUMBER, _MAYBE_NUMBER, _BYTES = (str,), (str, NoneType), (int,), (int, NoneType), (bytes,)
 _COLUMNS: tuple[tuple[type, ...], ...] = (
@@ -67,6 +67,24 @@ def key_of(row: Row) -> int:
     """The run's database key, from the same row as in run_row."""
     key: int = row[KEY]
     return key
+
+
+def has_ended(row: Row) -> bool:
+    """Is the run's last event terminal, whatever its status says? For a row of a statement with {ended}."""
+    return row[ENDED] is not None
+
+
+def check_not_ended(row: Row) -> None:
+    """StoreCorrupt if the run has ended by its journal, and its row says otherwise. For a row of a statement with {ended}.
+
+    The row was edited then. An event after the terminal event would make the journal worthless.
+    """
+    run = run_row(row)
+    if has_ended(row) and row[ENDED] != f"run_{run.status}":
+        raise StoreCorrupt(
+            f"run {run.run_id} has ended (event {run.seq}, {row[ENDED]}), and its row says {run.status}: the row was edited; nothing was written",
+            hint=f"write the row again from the journal: {shell.command('verify', run.run_id)} --repair",
+        )
 
 
 def lost_of(row: Row) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from types import CodeType
 from typing import Any, Literal, TypeGuard, TypeVar
 
 from msgspec import Struct
@@ -169,6 +170,16 @@ class Following:
             return self._results()
         undone = await undo(self._run, self._done_steps) if self._undoes else None
         raise PlanFailed(self._failure(*self._stopped_by) + ("" if undone is None else undone.words(self._run.id, self._doubtful)))
+
+    def facts(self) -> Mapping[str, Any]:
+        """What became of the steps so far, for a person who looks into a run."""
+        stopped = {} if self._stopped_by is None else {"stopped_by": self._stopped_by[0].name}
+        steps = {step.name: self._outcomes[step.name].what if step.name in self._outcomes else "open" for step in self._plan.steps}
+        return {"steps": steps, **stopped}
+
+    def first_before(self, step: CheckedStep) -> Mapping[str, Any]:
+        """The step for which this step waits, for a person who looks into a run; empty if it waits for none."""
+        return next(({"waits_for_step": name} for name in step.waits_for if not self._ended[name].is_set()), {})
 
     def _check_approvals(self) -> None:
         for step in self._plan.steps:
@@ -363,6 +374,19 @@ class Following:
                 more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
                 parts.append(f"{words}: {', '.join(names[:_NAMED])}{more}")
         return "; ".join(parts)
+
+
+def facts_of(code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a frame of this module says about the plan: the outcomes of all steps, or the step of a task."""
+    if code is Following.follow.__code__:
+        following: Following = variables["self"]
+        return following.facts()
+    if code is Following._take.__code__:
+        step, following = variables["step"], variables["self"]
+        return {"step": step.name, "tool": step.tool, **following.first_before(step)}
+    if code is Following._make.__code__ and "arguments" in variables:
+        return {"arguments": variables["arguments"]}
+    return {}
 
 
 def _was_given_up(error: ToolFailed | InvalidInput) -> TypeGuard[ToolFailed]:

@@ -13,6 +13,7 @@ import asyncio
 import copy
 import sys
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.agent import Agent, AgentFunction, BuiltAgent
@@ -157,6 +158,13 @@ class ReAct(BuiltAgent[..., Any]):
         if self.output is None:
             return None if isinstance(codec.decode(encoded), str) else "an answer without output= is text"
         return self.output.misfit(encoded)
+
+    def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The turn of the conversation, how many messages it has, and the last one of them."""
+        if code is not ReAct._converse.__code__ or "turn" not in variables:
+            return {}
+        messages = variables["talk"].messages
+        return {"turn": f"{variables['turn']} of {self.max_turns}", "messages": len(messages), "last_message": messages[-1]}
 
     async def _converse(self, run: Run, messages: list[Message]) -> Any:
         talk = _Talk(run, messages)

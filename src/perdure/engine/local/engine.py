@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -342,7 +342,7 @@ class LocalEngine:
         assert isinstance(body, RunSucceeded)
         return RunResult(row, await self._patiently(run_id, lambda: self._load(body.output)))
 
-    async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+    async def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
         row = await self._ask(lambda: self._row(run_id))
         while True:
             while after < row.seq:

@@ -127,14 +127,18 @@ SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value::bigint FR
 -- whichever worker appends it.
 SELECT hash FROM perdure_events WHERE run = ? AND seq = ?
 
--- name: type_at
-SELECT e.type FROM perdure_events AS e WHERE e.run = ? AND e.seq = ?
-
 -- == Reading =========================================================================================================
+
+-- name: ended
+-- A part of other statements, in place of {ended}: the type of the run's last event if it is terminal, else NULL. If the
+-- run's status is not one of a finished run, the row was edited, and nothing may be appended.
+(SELECT CASE WHEN starts_with(e.data, '{"type":"run_succeeded"') THEN 'run_succeeded' WHEN starts_with(e.data, '{"type":"run_failed"') THEN 'run_failed'
+    WHEN starts_with(e.data, '{"type":"run_cancelled"') THEN 'run_cancelled' END
+FROM perdure_events AS e WHERE e.run = perdure_runs.id AND e.seq = perdure_runs.seq)
 
 -- name: run_to_change
 -- Like run_by_id, and the run stays locked until this transaction ends.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs WHERE run_id = ? FOR NO KEY UPDATE
 
 -- name: family_of_run
@@ -146,7 +150,7 @@ WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status
 
 -- name: family_to_change
 -- Like family_of_run, the oldest run first, and the runs stay locked until this transaction ends.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 ORDER BY id FOR NO KEY UPDATE
@@ -275,6 +279,11 @@ SELECT c.relname, t.tgname, pg_get_triggerdef(t.oid), t.tgenabled::text
 FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
 WHERE NOT t.tgisinternal AND c.relname LIKE 'perdure\_%' AND c.relnamespace = current_schema()::regnamespace ORDER BY 1, 2
 
+-- name: indexes
+-- The valid indexes: one that could not be built is not used.
+SELECT t.relname, i.relname FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_class AS t ON t.oid = x.indrelid
+WHERE x.indisvalid AND t.relname LIKE 'perdure\_%' AND t.relnamespace = current_schema()::regnamespace ORDER BY 1, 2
+
 -- name: functions
 SELECT proname, prosrc FROM pg_proc WHERE proname LIKE 'perdure\_%' AND pronamespace = current_schema()::regnamespace ORDER BY 1
 
@@ -321,14 +330,15 @@ FROM made
 -- name: signal_at_once
 -- Append a signal to the journal of a parked run, in one statement: like post_to_unheld, insert_event and
 -- remember_signal. It may also ring the bell; the answer says whether it has (see create_run). No row is returned if
--- the run is not parked, has a row in its inbox, is locked, was changed since this statement began, or has had this
--- very signal. Then the common path finds out which of these is true. :once is the key of the signal; if the signal
+-- the run is not parked, has a row in its inbox, is locked, was changed since this statement began, has had this very
+-- signal, or has ended and its row was edited. Then the common path finds out which of these is true. :once is the key of the signal; if the signal
 -- has no key, it is the key that Mailbox.post stores for a signal whose answer was lost. The hash is computed as in
 -- perdure.core.identity.link.
 WITH seen AS MATERIALIZED (
     SELECT r.id, r.seq FROM perdure_runs AS r
     WHERE r.run_id = :run_id AND r.holder IS NULL AND r.status = ANY (:parked::text[])
         AND NOT EXISTS (SELECT 1 FROM perdure_inbox AS i WHERE i.run = r.id)
+        AND (SELECT {ended} FROM perdure_runs WHERE perdure_runs.id = r.id) IS NULL
         AND NOT EXISTS (SELECT 1 FROM perdure_signals AS s WHERE s.run = r.id AND s.topic = :topic::text AND s.key = :once::text)
 ), parked AS (
     SELECT r.id, r.seq, r.epoch, r.head FROM seen AS s JOIN perdure_runs AS r ON r.id = s.id WHERE r.seq = s.seq
@@ -515,7 +525,7 @@ WHERE :queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:qu
 -- name: ready_below
 -- The ready runs below a run (see family_of_run). If :suspects is false, suspects are left out. Locked runs are
 -- skipped: another worker is just claiming them.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND ready_at <= :now AND :queues::jsonb IS NULL
     AND (:suspects::boolean OR crashes + (lost > 0)::int < 2)
@@ -525,7 +535,7 @@ ORDER BY ready_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 -- name: ready_of_line
 -- The ready runs of a line, after the position (:after_ready, :after_id); the run that has been ready longest is
 -- first. If :suspects is false, suspects are left out. Locked runs are skipped: another worker is just claiming them.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready::bigint, :after_id::bigint)
     AND (:suspects::boolean OR crashes + (lost > 0)::int < 2)
@@ -568,8 +578,8 @@ WHERE id = :id
 -- If only one served line has ready runs, claim its first ready runs: like claim_run, insert_event and had_turn, in
 -- one statement, which is one transaction and one round trip. The answer has three kinds of rows. (1) A claimed run,
 -- or one row without a run if nothing was claimed. The first columns of this row: how many ready runs there were,
--- whether turns, limits or suspects matter (then nothing is claimed), and when the next run of any served line is
--- ready. (2) An event of a claimed run, with the run's key; the events of a long journal are left out. (3) An inbox
+-- whether turns, limits, suspects or an edited row matter (then nothing is claimed), and when the next run of any served
+-- line is ready. (2) An event of a claimed run, with the run's key; the events of a long journal are left out. (3) An inbox
 -- row of a claimed run, with the run's key. Events and inbox rows are complete up to the claim, because nothing is put
 -- into the inbox of a run that is not held. A run that another transaction has locked, or has changed since this
 -- statement began, is skipped: the statement never waits. It is enough to compare the seq: no transaction claims,
@@ -592,11 +602,11 @@ WITH served AS (
         AND EXISTS (SELECT 1 FROM perdure_workers WHERE worker = :worker AND name = :name::text)
         AND pg_try_advisory_xact_lock_shared(:token::bigint)
 ), first AS MATERIALIZED (
-    SELECT r.id, r.seq, r.lost > 0 OR r.crashes >= :suspect::bigint AS is_suspect FROM chosen CROSS JOIN LATERAL (
-        SELECT id, seq, lost, crashes FROM perdure_runs WHERE line = chosen.line AND ready_at <= :now ORDER BY ready_at, id LIMIT :limit
+    SELECT r.id, r.seq, r.lost > 0 OR r.crashes >= :suspect::bigint OR r.ended IS NOT NULL AS is_special FROM chosen CROSS JOIN LATERAL (
+        SELECT id, seq, lost, crashes, {ended} AS ended FROM perdure_runs WHERE line = chosen.line AND ready_at <= :now ORDER BY ready_at, id LIMIT :limit
     ) AS r
 ), seen AS MATERIALIZED (
-    SELECT count(*) AS runs, coalesce(bool_or(is_suspect), FALSE) OR NOT EXISTS (SELECT 1 FROM perdure_workers WHERE worker = :worker AND name = :name)
+    SELECT count(*) AS runs, coalesce(bool_or(is_special), FALSE) OR NOT EXISTS (SELECT 1 FROM perdure_workers WHERE worker = :worker AND name = :name)
         OR (SELECT lines > 0 FROM head) AND NOT EXISTS (SELECT 1 FROM chosen) AS to_be_weighed
     FROM first
 ), free AS (

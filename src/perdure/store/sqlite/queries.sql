@@ -59,14 +59,19 @@ SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value FROM json_
 -- whichever worker appends it.
 SELECT hash FROM perdure_events WHERE id = (? << 32 | ?)
 
--- name: type_at
-SELECT type FROM perdure_events WHERE id = (? << 32 | ?)
-
 -- == Reading =========================================================================================================
+
+-- name: ended
+-- A part of other statements, in place of {ended}: the type of the run's last event if it is terminal, else NULL. If the
+-- run's status is not one of a finished run, the row was edited, and nothing may be appended. `type` would parse the
+-- event; its text begins with the type.
+(SELECT CASE WHEN e.data GLOB '{"type":"run_succeeded"*' THEN 'run_succeeded' WHEN e.data GLOB '{"type":"run_failed"*' THEN 'run_failed'
+    WHEN e.data GLOB '{"type":"run_cancelled"*' THEN 'run_cancelled' END
+FROM perdure_events AS e WHERE e.id = (perdure_runs.id << 32 | perdure_runs.seq))
 
 -- name: run_to_change
 -- Like run_by_id. The row stays locked until this transaction ends: on SQLite no other transaction can write anyway.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs WHERE run_id = ?
 
 -- name: family_of_run
@@ -78,7 +83,7 @@ WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('su
 
 -- name: family_to_change
 -- Like family_of_run, the oldest run first, in a transaction that changes these runs.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 ORDER BY id
@@ -395,7 +400,7 @@ WHERE (:queues IS NULL OR l.queue IN (SELECT value FROM json_each(:queues)))
 
 -- name: ready_below
 -- The ready runs below a run (see family_of_run). If :suspects is false, suspects are left out.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND ready_at <= :now AND :queues IS NULL
     AND (:suspects OR crashes + (lost > 0) < 2)
@@ -405,7 +410,7 @@ ORDER BY ready_at, id LIMIT :limit
 -- name: ready_of_line
 -- The ready runs of a line, after the position (:after_ready, :after_id); the run that has been ready longest is
 -- first. If :suspects is false, suspects are left out.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready, :after_id)
     AND (:suspects OR crashes + (lost > 0) < 2)
