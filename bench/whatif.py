@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 RUNS, TURNS = 100, 20
-AGENT = f'''
+AGENT = f"""
 import os
 from perdure import ReAct, tool
 from perdure.models import Scripted
@@ -28,7 +28,7 @@ async def act(number: int) -> str:
 
 lines = [uses(use("act", number=number)) for number in range({TURNS - 1})]
 helper = ReAct("helper", model=Scripted([*lines, "all is done"]), tools=[act], instructions=os.environ["PROMPT"])
-'''
+"""
 RECORD = f"""
 import asyncio
 from agent import helper

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.unit.drive_tools import SETTINGS
 
-from perdure import Approval, Call, Perdure, ReAct, Run, agent, tool
+from perdure import Agent, Approval, Call, Perdure, ReAct, Run, agent, tool
 from perdure.core.events import encode_body
 from perdure.models import Answer, Model, Tokens
 from perdure.models.messages import Request
@@ -107,8 +107,8 @@ READS = ("look", "look_in_thread", "look_apart")
 NAMES = [one.name for one in ALL] + ["oracle", "go on", "helper"]
 
 
-def app_at(url: str, *agents: Any) -> Perdure:
-    return Perdure(url, agents or [everything, helper], settings=SETTINGS)
+def app_at(url: str, *agents: Agent[Any, Any]) -> Perdure:
+    return Perdure(url, agents or (everything, helper), settings=SETTINGS)
 
 
 async def recorded(app: Perdure, ledger: Path, what: str = "a", run_id: str = "r") -> None:

@@ -353,7 +353,7 @@ def test_a_fork_of_a_run_that_is_not_there_or_has_not_begun_is_refused(sqlite: s
 def test_a_fork_cannot_begin_inside_what_the_agent_stated_at_once(sqlite: str) -> None:
     @agent(version="1")
     async def two(run: Run) -> list[Any]:
-        return await asyncio.gather(price("a"), price("b"))
+        return list(await asyncio.gather(price("a"), price("b")))
 
     async def main() -> None:
         async with app_at(sqlite, two) as app:

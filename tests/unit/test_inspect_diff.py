@@ -24,7 +24,11 @@ def path(*calls: DiffCall, output: Any = "end", status: str = "succeeded", used:
 
 
 def pairs(left: CallPath, right: CallPath) -> list[tuple[int | None, int | None, tuple[str, ...]]]:
-    return [(line.left and line.left.call, line.right and line.right.call, line.differs) for line in diff_of(left, right).lines]
+    return [(_number(line.left), _number(line.right), line.differs) for line in diff_of(left, right).lines]
+
+
+def _number(call: DiffCall | None) -> int | None:
+    return None if call is None else call.call
 
 
 def test_equal_paths_are_the_same() -> None:
