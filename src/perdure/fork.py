@@ -272,8 +272,13 @@ class Forks:
         total = Usage()
         while rehearsal.outcome is None:
             questions = rehearsal.questions
-            answers = await asyncio.gather(*(self._answer(one, rehearsal.machine.facts, row) for one in questions))
-            found = [(one.number, answer) for one, answer in zip(questions, answers, strict=True) if answer is not None]
+            asked = (self._answer(one, rehearsal.machine.facts, row) for one in questions)
+            # Wait for all of them: if one raises an exception, no attempt of another one may go on in the background.
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            for problem in answers:
+                if isinstance(problem, BaseException):
+                    raise problem
+            found = [(one.number, answer) for one, answer in zip(questions, answers, strict=True) if isinstance(answer, tuple)]
             for number, (completion, source, used) in found:
                 total = added(total, used)
                 # The agent may have ended, or may have stopped waiting for this call, since it got another answer.

@@ -11,7 +11,7 @@ from tests.unit import fork_tools
 from tests.unit.drive_tools import ManualClock, perdure, run
 from tests.unit.fork_tools import NAMES, READS, Oracle, app_at, chatting, effects, recorded, stored
 
-from perdure import Approval, Artifact, Call, Diverged, Fatal, InvalidInput, NotFound, NotReady, ReAct, Run, agent, sync, tool
+from perdure import Approval, Artifact, Call, Diverged, Fatal, InvalidInput, NotFound, NotReady, ReAct, Retry, Run, agent, sync, tool
 from perdure.core.events import RunClaimed
 from perdure.fork import Forks, OverBudget, Purse, UnknownPrice, stubs_of
 from perdure.models import Scripted
@@ -519,6 +519,134 @@ def test_a_model_that_cannot_be_reached_ends_the_fork_with_an_error(sqlite: str)
 
 def _away() -> str:
     raise NotReady("no key")
+
+
+def test_a_read_that_fails_for_a_moment_is_tried_again_and_another_failure_is_told_to_the_agent(sqlite: str) -> None:
+    attempts: list[str] = []
+
+    @tool(effect="read", retry=Retry(attempts=9, base=0.001))
+    async def shaky(what: str) -> str:
+        attempts.append(what)
+        if what == "never" or (what == "soon" and len(attempts) < 3):
+            raise ConnectionResetError("the line broke")
+        if what == "wrong":
+            raise Fatal("no such thing")
+        return what
+
+    @agent(version="1")
+    async def one(run: Run, what: str) -> str:
+        return await shaky(what)
+
+    async def main() -> None:
+        async with app_at(sqlite, one) as app:
+            await app.run(one, "a", id="r")
+            attempts.clear()
+            assert (await app.fork("r", input={"what": "soon"}, reads=True)).output == "soon"
+            attempts.clear()
+            with pytest.raises(NotReady, match="shaky was asked 5 times in the rehearsal"):
+                await app.fork("r", input={"what": "never"}, reads=True)
+            assert len(attempts) == 5
+            assert (await app.fork("r", input={"what": "wrong"}, reads=True)).status == "failed"
+
+    run(main())
+
+
+def test_an_error_in_one_answer_leaves_no_attempt_behind(sqlite: str) -> None:
+    ended: list[str] = []
+
+    @tool(effect="read")
+    async def slow(what: str) -> str:
+        await asyncio.sleep(0.05)
+        ended.append(what)
+        return what
+
+    @agent(version="1")
+    async def one(run: Run, what: str) -> list[Any]:
+        return list(await asyncio.gather(slow(what), send(what, 1)))
+
+    async def main() -> None:
+        async with app_at(sqlite, one) as app:
+            await app.run(one, "a", id="r")
+            with pytest.raises(InvalidInput, match="does not fit its result"):
+                await app.fork("r", input={"what": "b"}, reads=True, answers=[{"tool": "send", "result": 5}])
+            assert ended == ["a", "b"]
+
+    run(main())
+
+
+def test_a_run_is_forked_while_a_worker_drives_it(sqlite: str) -> None:
+    go, begun = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="once")
+    async def block(order: str) -> str:
+        begun.set()
+        await go.wait()
+        return "done"
+
+    @agent(version="1")
+    async def busy(run: Run, order: str) -> str:
+        return f"{await price(order)} {await block(order)}"
+
+    async def main() -> None:
+        async with app_at(sqlite, busy) as app:
+            await app.start(busy, "o-7", id="r")
+            driving = asyncio.create_task(app.drive("r"))
+            await begun.wait()
+            fork = await app.fork("r")
+            assert (fork.status, [call.name for call in fork.would_call]) == ("stopped", ["block"])
+            assert (await app.fork("r", answers=[{"tool": "block", "result": "soon"}])).output == "500 soon"
+            go.set()
+            assert (await driving).status == "succeeded"
+
+    run(main())
+
+
+def test_a_stand_in_takes_arguments_of_its_tool_and_does_not_change_its_pin() -> None:
+    @tool(effect="once")
+    async def act(order: str, cents: int) -> str:
+        return order
+
+    pin = act.pin()
+    with pytest.raises(InvalidInput, match="the stand-in takes customer; it can have the tool's arguments"):
+        act.simulate(lambda_of("customer"))
+    with pytest.raises(InvalidInput, match="a rehearsal makes no attempt; leave call out"):
+
+        @act.simulate
+        def _(order: str, call: Call) -> str:
+            return order
+
+    act.simulate(lambda_of("cents"))
+    with pytest.raises(InvalidInput, match="tool act has a stand-in already"):
+        act.simulate(lambda_of("order"))
+    assert act.pin() == pin
+
+
+def lambda_of(name: str) -> Any:
+    names: dict[str, Any] = {}
+    exec(f"def stand_in({name}): return {name}", names)
+    return names["stand_in"]
+
+
+def test_what_a_stand_in_returns_fits_the_result_of_its_tool(sqlite: str) -> None:
+    @tool(effect="once")
+    async def act(order: str) -> int:
+        return 1
+
+    @act.simulate
+    def _(order: str) -> Any:
+        return "much"
+
+    @agent(version="1")
+    async def one(run: Run, order: str) -> int:
+        return await act(order)
+
+    async def main() -> None:
+        async with app_at(sqlite, one) as app:
+            await app.run(one, "a", id="r")
+            with pytest.raises(InvalidInput, match="what the stand-in of tool act returns does not fit the tool's result"):
+                await app.fork("r", input={"order": "b"})
+
+    run(main())
 
 
 def test_a_blocking_app_forks_and_compares(tmp_path: Path) -> None:
