@@ -68,9 +68,12 @@ class Heading(msgspec.Struct, frozen=True):
 
 
 # -- the text -------------------------------------------------------------------------------------------------------------------
-def test_every_type_of_event_occurs_in_the_journals_of_this_version() -> None:
-    """A new type needs a journal with it: make the journals of the version under development, or, before it is released, make them anew."""
-    found = {type(line.event.body) for lines in lines_of(versions()[-1]).values() for line in lines}
+def test_every_type_of_event_occurs_in_a_journal() -> None:
+    """A new type needs a journal with it: make the journals of the version under development, or, before it is released, make them anew.
+
+    `run_requeued` is only in the journals of 0.1: later versions do not write it.
+    """
+    found = {type(line.event.body) for folder in versions() for lines in lines_of(folder).values() for line in lines}
     assert {kind.__name__ for kind in get_args(AnyBody)} == {kind.__name__ for kind in found}
 
 

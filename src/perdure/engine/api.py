@@ -95,7 +95,7 @@ class Engine(Protocol):
         """
 
     async def reopen(self, runs: Sequence[Reopen]) -> None:
-        """Let runs that have failed, were cancelled or wait go on from an earlier event: all of them, or none.
+        """Let these runs go on from an earlier event, all of them or none. Each has failed, was cancelled, or waits.
 
         Errors: NotFound; AlreadyRunning; Conflict if a run has succeeded or has newer events than `Reopen.seen`.
         """

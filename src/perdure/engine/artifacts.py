@@ -5,8 +5,9 @@ goes to the place that the setting `artifacts` names. If the size is not known i
 database. When the limit is reached, they are moved to that place.
 
 Opening: a pointer proves nothing, since a model or a caller can write any pointer. The row in the database decides.
-The artifact must be saved, belong to the run's tenant, be used by the run's family, and have the size, the hash
-and the content type of the pointer. In every other case the same NotFound is raised, so that it reveals nothing about other artifacts.
+The artifact must be saved, belong to the run's tenant, be used by the run's family, and have the size, the hash and
+the content type of the pointer. In every other case the same NotFound is raised, so that the error reveals nothing
+about other artifacts.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Cursor(Protocol):
         """Take an exclusive lock on the key until this transaction ends."""
 
     def link_chain(self) -> None:
-        """Link the new entries of the journal-wide chain to the entries before them, unless the database does it itself."""
+        """Link the new entries of the journal-wide chain to those before them, unless the database does it itself."""
 
     def patience(self, seconds: float) -> None:
         """From now on, this transaction waits at most `seconds` for a lock, then raises StoreUnavailable."""
@@ -75,10 +75,10 @@ class Database(Protocol):
         """Lend the transaction's own connection to a tool. The tool can use only its own tables."""
 
     def unguarded(self, cursor: Cursor) -> AbstractContextManager[None]:
-        """Inside, this transaction may change settled rows, which the triggers of the schema keep as they are."""
+        """Inside this context, the transaction may change settled rows. Otherwise triggers refuse such a change."""
 
     def version(self) -> int:
-        """A number that changes whenever any process commits something. Cheap to ask."""
+        """A number that changes whenever any process commits something. This is a cheap question."""
 
     def close(self) -> None:
         """Close all connections."""

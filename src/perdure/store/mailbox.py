@@ -145,11 +145,11 @@ class Mailbox(Part):
 
     def reopen(self, runs: Sequence[Reopen], *, now: int) -> None:
         def write(cursor: Cursor) -> None:
-            # Runs are locked from the oldest to the youngest: a child's id is longer than its parent's id.
+            # Runs are locked from the oldest to the youngest: a child's id has more slashes than its parent's id.
             for one in sorted(runs, key=lambda one: (one.run_id.count("/"), one.run_id)):
                 self._reopen(cursor, one, now)
 
-        # After a commit with unknown outcome, either all runs are reopened or none is.
+        # After a commit with unknown outcome, either all runs are reopened or none is: it is enough to look for one.
         self._database.write(write, lambda cursor, _: has_arrived(cursor, runs[0].run_id, runs[0].events[0][2]))
         self._bell.ring()
 
@@ -211,7 +211,8 @@ def pruned_id(cursor: Cursor, new: NewRun) -> Conflict:
     tombstone = Tombstone(*found[1:])
     assert isinstance(new.created, RunCreated), new.created
     if tombstone.tenant != new.created.tenant:
-        # The words that the app has for a run of another tenant that was not pruned. Only that the id is taken may be told.
+        # The same words as for a run of another tenant that was not pruned: the caller may learn only that the id is
+        # taken.
         return Conflict(f"the run id {run_id} is taken; choose another")
     at = datetime.fromtimestamp(tombstone.pruned_at // 1_000_000, UTC).date().isoformat()
     return Conflict(

@@ -100,7 +100,7 @@ def lost_with_of(row: Row) -> int:
 
 
 def as_lost(row: Row, lost: int, lost_with: int) -> Row:
-    """The row as it will be after the loss of its dead holder, which is not in the database yet."""
+    """The row as it will be once the loss of its dead holder is recorded. The database does not have this row yet."""
     return (*row[:_LOST], lost, lost_with, *row[KEY:])
 
 
@@ -160,6 +160,6 @@ def inbox_row(row: Row) -> InboxRow:
 
 
 def has_arrived(cursor: Cursor, run_id: str, event_id: str) -> bool:
-    """Is the posted event in the run's journal or its inbox? Asked after a COMMIT with unknown outcome."""
+    """Is the posted event in the run's journal or its inbox? The code asks after a COMMIT with unknown outcome."""
     wanted = {"run_id": run_id, "event_id": bytes.fromhex(event_id)}
     return any(cursor.one(name, wanted) is not None for name in ("event_of_run", "inbox_event_of_run"))

@@ -273,7 +273,7 @@ class Following:
             raise _Withdrawn
         return answer
 
-    # -- when it fails ------------------------------------------------------------------------------------------------
+    # -- when a step fails --------------------------------------------------------------------------------------------
     async def _failed(self, step: CheckedStep, error: ToolFailed | InvalidInput) -> StepOutcome | None:
         """The outcome of a step that has failed. None if a person decided that the step is made again."""
         why = clean(f"{error.type}: {error.message}" if isinstance(error, ToolFailed) else str(error), _WHY_CHARS)
@@ -326,7 +326,7 @@ class Following:
                 return choice, decision.by or "somebody"
             said = f"{choice[:40]!r} is no choice. "
 
-    # -- how it ended -------------------------------------------------------------------------------------------------
+    # -- how the plan ended -------------------------------------------------------------------------------------------
     def _results(self) -> dict[str, Any]:
         others = {
             step.name: {"outcome": self._outcomes[step.name].what, "why": self._outcomes[step.name].why}

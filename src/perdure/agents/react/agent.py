@@ -233,7 +233,7 @@ class _Talk:
         self._ids = use_ids(messages)
 
     def hear(self) -> bool:
-        """Add the messages that people have sent since the last look. Were there any?"""
+        """Add the messages that people have sent since the last call of this method. False: there were none."""
         heard = [said for said in map(spoken, self.run.receive_all(MESSAGE_TOPIC)) if said is not None]
         self.messages.extend(heard)
         return bool(heard)
@@ -351,8 +351,8 @@ def _decide(talk: _Talk, kit: Kit, chosen: list[str | None], said: Assistant) ->
     while chosen and chosen[-1] is None:
         chosen.pop()
     names = codec.encode(list(kit.names))
-    # A long list of names is recorded only once per run: recorded with every choice, it would need more space than the
-    # conversation.
+    # A long list of names is recorded only once per run. If it were recorded with every choice, it would need more
+    # space than the conversation.
     among = None if talk.has_named and len(names) > _FEW_NAMES else codec.pack(names, codec.MAX_BYTES)[0]
     talk.has_named = True
     reason = clean(said.text.strip(), _REASON_CHARS) or None

@@ -123,8 +123,8 @@ ORDER BY digest FOR KEY SHARE
 SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value::bigint FROM jsonb_array_elements_text(?::jsonb) AS v (value)) LIMIT 1
 
 -- name: event_at
--- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id
--- whichever worker appends it.
+-- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id,
+-- even if another worker appends it.
 SELECT hash FROM perdure_events WHERE run = ? AND seq = ?
 
 -- == Reading =========================================================================================================
@@ -172,8 +172,8 @@ WHERE (:agent::text IS NULL OR agent = :agent) AND (:tenant::text IS NULL OR ten
 GROUP BY status ORDER BY status
 
 -- name: current_of_runs
--- What the row of a run does not say: its last status, its failure, and its attempts under way (the last event of the
--- call is an intent, and the run is held).
+-- What the row of a run does not say: its last status text, its failure, and its attempts under way (the last event of
+-- the call is an intent, and the run is held).
 SELECT r.run_id, e.ts, e.call, convert_to(e.data, 'UTF8')
 FROM jsonb_array_elements_text(:runs::jsonb) AS w (run_id) JOIN perdure_runs AS r ON r.run_id = w.run_id CROSS JOIN LATERAL (
     (SELECT s.ts, s.call, s.data FROM perdure_events AS s
@@ -193,7 +193,7 @@ SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
 FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after AND seq <= :until ORDER BY seq
 
 -- name: read_events_of_runs
--- At most :limit events of each run; :after is a JSON object with the number of the last event that the reader has.
+-- At most :limit events of each run. :after is a JSON object: run id → the seq of the last event that the reader has.
 SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8')
 FROM jsonb_each_text(:after::jsonb) AS w (run_id, after) JOIN perdure_runs AS r ON r.run_id = w.run_id
     JOIN perdure_events AS e ON e.run = r.id AND e.seq > w.after::bigint AND e.seq <= w.after::bigint + :limit::bigint
@@ -259,8 +259,8 @@ SELECT chain, n, run, seq, head, run_id, link FROM perdure_chain WHERE (chain, n
 SELECT DISTINCT ON (chain) chain, n, run, seq, head, run_id, link FROM perdure_chain WHERE link IS NOT NULL ORDER BY chain, n DESC
 
 -- name: missing_heads
--- The runs that do not have an event any more that the chain has, and that were not pruned. If the run's row is there too:
--- its id and its last event.
+-- The runs that have lost an event: the chain has the event, the journal does not, and the run was not pruned. The
+-- last two columns are the id and the last event of the run's row, if the row exists.
 SELECT c.run, min(c.seq), max(c.seq), max(c.run_id), r.run_id, r.seq
 FROM perdure_chain AS c LEFT JOIN perdure_runs AS r ON r.id = c.run LEFT JOIN perdure_events AS e ON e.run = c.run AND e.seq = c.seq
 WHERE (:run_id::text IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
@@ -384,7 +384,7 @@ WHERE id = :id
 SELECT convert_to(data, 'UTF8') FROM perdure_events WHERE run = ? AND seq = 1
 
 -- name: last_event_of_call
--- What a post about a call answers, if its sender does not name it.
+-- The event that a post about a call answers, if the sender does not name that event.
 SELECT max(seq) FROM perdure_events WHERE run = :id AND call = :call::bigint
 
 -- name: event_of_run
@@ -700,8 +700,8 @@ UPDATE perdure_workers SET beat_at = (extract(epoch FROM clock_timestamp()) * 10
 WHERE worker = :worker AND :now::bigint IS NOT NULL
 
 -- name: list_workers
--- The last column: how long ago was the last heartbeat, by the clock of the database? The held runs are counted once for
--- all workers.
+-- The last column: how long ago was the last heartbeat, by the clock of the database? The held runs are counted once
+-- for all workers.
 SELECT w.worker, w.name, w.pid, w.started_at, w.beat_at, coalesce(h.runs, 0), w.serves, w.queues, w.lease_us,
     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - w.beat_at + :now::bigint * 0
 FROM perdure_workers AS w LEFT JOIN (
@@ -797,7 +797,7 @@ SELECT 1 FROM perdure_locks WHERE key = ? FOR UPDATE
 -- == Repairing =======================================================================================================
 
 -- name: drop_guards_of_runs
--- Switch off the triggers that keep rows as they are, which a repair has to change; other writers wait until its end.
+-- Switch off the triggers that refuse changes of rows which a repair has to change. Other writers wait until its end.
 ALTER TABLE perdure_runs DISABLE TRIGGER perdure_runs_finished, DISABLE TRIGGER perdure_runs_identity
 
 -- name: drop_guards_of_approvals
@@ -910,8 +910,8 @@ SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 
 SELECT id FROM perdure_runs WHERE run_id = ? FOR KEY SHARE
 
 -- name: prunable
--- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send. Each
--- with the number of its runs and events.
+-- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send; each
+-- family with the number of its runs and events.
 SELECT r.id, r.run_id,
     1 + (SELECT count(*) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0')::bigint,
     (r.seq + (SELECT coalesce(sum(k.seq), 0) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'))::bigint
@@ -985,8 +985,8 @@ DELETE FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') 
 SELECT id, state FROM perdure_artifacts WHERE artifact = ? FOR UPDATE
 
 -- name: artifacts_to_use
--- The artifacts of this tenant that a new run, or a signal, names. They stay locked until this transaction has recorded
--- that the run uses them: no prune can delete them before.
+-- The artifacts of this tenant that a new run, or a signal, names. They stay locked until this transaction has
+-- recorded that the run uses them: no prune can delete them before.
 SELECT id, artifact FROM perdure_artifacts
 WHERE artifact = ANY (ARRAY(SELECT jsonb_array_elements_text(:artifacts::jsonb))) AND tenant = :tenant AND state = 'saved'
 ORDER BY id FOR KEY SHARE
@@ -1003,8 +1003,8 @@ SELECT DISTINCT artifact FROM perdure_artifact_uses WHERE run = ANY (ARRAY(SELEC
 DELETE FROM perdure_artifact_uses WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 
 -- name: lock_artifacts
--- Lock them before artifacts_to_prune checks which are used: a transaction that gives one of them to a new run has a lock
--- on it until its commit.
+-- Lock these artifacts before artifacts_to_prune checks which of them are used: a transaction that gives one of them
+-- to a new run has a lock on it until its commit.
 SELECT id FROM perdure_artifacts WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:artifacts::jsonb) AS v (value))) ORDER BY id FOR UPDATE
 
 -- name: artifacts_to_prune
