@@ -312,7 +312,10 @@ class Forks:
         elif not self._reads or tool.effect != "read" or tool.asks(asked.args):
             return None
         if self._purse.limit is not None and tool.events is OF_MODEL and not tool.model.is_priced:
-            raise UnknownPrice(f"the price of model {tool.name} is not known, so that no budget can limit it; give it price=Price(…)")
+            raise UnknownPrice(
+                f"the price of model {tool.name} is not known, so that no budget can limit it; give it price=Price(…), "
+                "install perdure[prices], or leave the budget out"
+            )
         total = Usage()
         attempt = 0
         while True:

@@ -226,6 +226,19 @@ def test_the_same_code_asks_no_model_and_finds_no_difference(till: Desk) -> None
     assert (till.ledger, till.journal()) == ([], before)
 
 
+def test_runs_on_postgresql_are_rehearsed_too(desk: Desk, postgres_url: str) -> None:
+    where = ("--url", postgres_url)
+    for number in (2, 3):
+        assert desk("run", "shop.py:till", f"prompt=o-{number}", "--id", f"r-{number}", *where)[0] == 0
+    (desk.folder / "ledger").unlink()
+    assert desk("whatif", "shop.py:till", *where)[0] == 0
+    (desk.folder / "prompt").write_text("be generous and strict")
+    assert verdicts(desk.json("whatif", "shop.py:till", *where)) == {"r-2": "different", "r-3": "would_call"}
+    assert desk.json("fork", "r-3", "shop.py:till", "--reads", *where)["would_call"][0]["args"] == {"order": "o-3", "cents": 900}
+    assert desk("diff", "r-2", "r-3", *where)[0] == 7
+    assert set(desk.ledger) == {"asked cashier"}
+
+
 def test_a_changed_prompt_shows_what_changes_and_no_tool_is_called(till: Desk) -> None:
     (till.folder / "prompt").write_text("be generous and strict")
     before = till.journal()

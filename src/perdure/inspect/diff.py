@@ -270,7 +270,8 @@ def call_words(call: DiffCall, width: int = _WIDTH) -> str:
 def answer_words(call: DiffCall, width: int = _WIDTH) -> str:
     """What came of a call."""
     said = "no answer" if not call.answered else f"failed: {call.error}" if call.error is not None else _json(call.result)
-    return clip(said, width) + (f" ({call.source})" if call.source not in (None, "recorded") else "")
+    source = "now" if call.source == "read" else call.source
+    return clip(said, width) + (f" ({source})" if source not in (None, "recorded") else "")
 
 
 def end_words(path: CallPath, width: int = _WIDTH) -> str:
