@@ -486,6 +486,36 @@ def test_a_run_that_was_reopened_is_forked_without_what_was_superseded(sqlite: s
     run(main())
 
 
+def test_a_run_that_was_reopened_and_not_driven_yet_keeps_what_was_superseded(sqlite: str) -> None:
+    bug = [True]
+
+    @agent(version="1")
+    async def fragile(run: Run) -> list[Any]:
+        found = [await price("a"), await price("b")]
+        if bug:
+            raise ValueError("a bug")
+        return [*found, await price("c")]
+
+    async def main() -> None:
+        async with app_at(sqlite, fragile) as app:
+            handle = await app.start(fragile, id="r")
+            await app.drive("r")
+            bug.clear()
+            claim = next(event.seq for event in await handle.events() if isinstance(event.body, RunClaimed))
+            await app.rewind("r", claim)
+            before = stored(app)
+            fork = await app.fork("r", at=(await handle.info()).seq)
+            assert [(call.args["order"], call.source) for call in fork.diff.right.calls] == [
+                ("a", "recorded"),
+                ("b", "recorded"),
+                ("c", None),
+            ]
+            assert (fork.status, [call.args["order"] for call in fork.would_call]) == ("stopped", ["c"])
+            assert stored(app) == before
+
+    run(main())
+
+
 def test_the_recorded_input_may_no_longer_fit(sqlite: str) -> None:
     @agent(name="shop", version="2")
     async def other(run: Run, order: str, customer: str) -> str:

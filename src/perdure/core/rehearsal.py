@@ -90,6 +90,10 @@ class Rehearsal:
                 f"call {unused[0]} has no outcome after event {at}, so that nothing can be edited; go back to an earlier event"
             )
         frontier = replay(machine, kept, load)
+        for number, ends in machine.earlier.outcomes.items():
+            # The run was reopened before `at`: the agent may make a superseded call again, and it keeps its outcome.
+            found = [_Outcome(end.seq, end.ts, completion) for end in ends if (completion := completion_of(end, load)) is not None]
+            self._outcomes.setdefault(number, found)
         pending = [command for _, command in frontier.pending]
         stated_now = {command.number for command in pending if isinstance(command, Asked)}
         for number in machine.waits_for:
@@ -182,9 +186,12 @@ class Rehearsal:
     def _same(self, command: Asked) -> int | None:
         kind, name, args = described(command)
         if kind == "model":
-            return self._recorded.take(kind, "", b"", None, digest_in(args))
-        callee = command.tool if isinstance(command, CallTool) else command.agent if isinstance(command, StartChild) else None
-        return self._recorded.take(kind, name, args, callee, None)
+            found = self._recorded.take(kind, "", b"", None, digest_in(args))
+        else:
+            callee = command.tool if isinstance(command, CallTool) else command.agent if isinstance(command, StartChild) else None
+            found = self._recorded.take(kind, name, args, callee, None)
+        # The machine gives a superseded call that is made again its number.
+        return command.number if found is None and command.number in self.machine.earlier.requests else found
 
 
 def described(command: Asked) -> tuple[Literal["tool", "model", "approval", "child"], str, bytes]:
