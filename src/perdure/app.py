@@ -113,6 +113,7 @@ class RunInfo(Struct, frozen=True):
     said: str | None = None  # the last text that the agent reported with `run.status`
     failure: FailureInfo | None = None  # if the run failed
     running: tuple[RunningCall, ...] = ()  # the attempts that are under way now
+    specimen: bool = False  # an imported copy (`perdure import`): no worker drives it, and it takes nothing
 
     @property
     def finished(self) -> bool:
@@ -158,6 +159,7 @@ def info_of(row: RunRow, now: Current = Current()) -> RunInfo:  # noqa: B008
         said=now.said,
         failure=None if failure is None else FailureInfo(failure.type, failure.kind, failure.message),
         running=tuple(_running(one) for one in now.running),
+        specimen=row.specimen is not None,
     )
 
 

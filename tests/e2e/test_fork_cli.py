@@ -202,6 +202,18 @@ def test_a_stand_in_that_writes_a_file_is_refused_in_a_process_without_a_worker(
     assert not (desk.folder / "written").exists()
 
 
+def test_a_specimen_is_forked_and_rehearsed_and_stays_as_it_is(shop: Desk) -> None:
+    assert shop("export", "r", "-o", "r.perdure.jsonl")[0] == 0
+    there = ("--url", "sqlite:///there.db")
+    code, _, err = shop("import", "r.perdure.jsonl", *there)
+    assert code == 0, err
+    before, ledger = shop("events", "r", "--json", *there), shop.ledger
+    assert shop.json("fork", "r", "shop.py:shop", "--edit", "1=700", *there)["would_call"][0]["args"] == {"order": "o-7", "cents": 700}
+    assert shop("whatif", "shop.py:shop", *there)[0] == 0
+    assert shop("verify", "r", *there)[0] == 0
+    assert (shop("events", "r", "--json", *there), shop.ledger) == (before, ledger)
+
+
 # -- diff -------------------------------------------------------------------------------------------------------------
 def test_a_diff_ends_with_7_if_the_runs_differ(shop: Desk) -> None:
     shop("run", "shop.py:shop", "order=o-8", "--id", "s")

@@ -114,7 +114,7 @@ def _before_a_deploy(words: tuple[str, ...], tools: str | None, settings: Settin
     """Replay every unfinished run with this code, and say for each what a deploy of this code would mean for it."""
     counts: Counter[Verdict] = Counter()
     with common.existing_runs(url) as store:
-        live = [(row, agent) for row, agent in _every(store, words, tools) if row.status not in FINISHED]
+        live = [(row, agent) for row, agent in _every(store, words, tools) if row.status not in FINISHED and row.specimen is None]
         found: Iterator[Same | Different] = (_compare(store, row, agent, settings) for row, agent in live)
         if len(live) >= _MANY and (cores := len(os.sched_getaffinity(0))) > 1:
             found = _in_processes(live, words, tools, url, cores)

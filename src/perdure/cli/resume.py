@@ -48,6 +48,7 @@ def command(
     log_to_stderr(logging.WARNING)
     with common.existing_runs(url) as store:
         row = require(store, run_id)
+        row.check_live()
         _check_not_ended(store, row)
         where = None if row.status in FINISHED else _where(store, row, target, tools, settings, url)
     # Load the target before asyncio.run: the import of a module may run a loop.

@@ -28,6 +28,14 @@ def parse_future(text: str, now: int, option: str) -> int:
     return moment
 
 
+def parse_length(text: str, option: str) -> float:
+    """The length of time that the option names, such as 15m or 1h, in seconds. At least one second."""
+    length = _length_us(text)
+    if not length:
+        raise InvalidInput(f"{option} {text!r:.60} is no length of time; write 30s, 15m, 1h or 1d")
+    return length / 1e6
+
+
 def _length_us(text: str) -> int | None:
     found = _LENGTH.match(text)
     return int(found[1]) * _UNIT_S[found[2]] * 1_000_000 if found else None

@@ -126,6 +126,7 @@ def run_record(
         "parent": row.parent,
         "parent_call": row.parent_call,
         "status": reading.status,
+        "specimen": msgspec.to_builtins(row.imported),
         "waiting_for": state.waiting_for if reading.past else row.waiting_for,
         "input": plain(state.created.input, load) if state.created else None,
         "output": plain(state.output, load),

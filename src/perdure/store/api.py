@@ -13,8 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
+import msgspec
 from msgspec import Struct
 
+from perdure import shell
 from perdure.core import codec
 from perdure.core.approval import ApprovalStatus as ApprovalStatus
 from perdure.core.approval import Judgement, Standing
@@ -30,6 +32,7 @@ from perdure.core.steps import InboxRow as InboxRow
 from perdure.core.steps import RowChange as RowChange
 from perdure.core.suspects import Group
 from perdure.core.times import utc
+from perdure.errors import Conflict, StoreCorrupt
 from perdure.settings import Queue
 
 # The place of a run in the order in which runs became visible. Each store decides what the two numbers mean.
@@ -96,6 +99,41 @@ class RunRow(Struct, frozen=True, gc=False):
     # How many other runs the lost worker held. Each of these runs may have killed the worker. If this run is a
     # suspect, only the other suspects count.
     lost_with: int = 0
+    # JSON of a `Specimen`, if the run was imported from a file to be looked at. No worker drives it, and it takes nothing
+    # more. None: a run of this journal.
+    specimen: str | None = None
+
+    def check_live(self) -> None:
+        """Conflict if the run is a specimen. Every write to a run from outside asks this; triggers refuse all others."""
+        if self.specimen is not None:
+            raise Conflict(
+                f"run {self.run_id} is a specimen: an imported copy, to be looked at; no worker drives it, and it takes nothing",
+                hint="act on the run in the journal that it came from",
+            )
+
+    @property
+    def imported(self) -> Specimen | None:
+        """Where a specimen came from; None for a run of this journal. StoreCorrupt if the column was edited."""
+        if self.specimen is None:
+            return None
+        try:
+            return msgspec.json.decode(self.specimen, type=Specimen)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StoreCorrupt(
+                f"the row of specimen {self.run_id} is damaged ({error})",
+                hint=f"delete it and import it again: perdure prune --specimen {shell.quote(self.run_id)}",
+            ) from None
+
+
+class Specimen(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Where a specimen came from."""
+
+    file_sha256: str  # of the imported file
+    exported_at: str
+    imported_at: int
+    by: str  # who imported it
+    redacted: int = 0  # how many values of the whole file were redacted before it was written
+    original_head: str | None = None  # only of a redacted copy: the head of the run in the journal that it came from
 
 
 class Watched(Struct, frozen=True, gc=False):
@@ -632,7 +670,10 @@ class Reading(Protocol):
     def approval(self, approval: str) -> ApprovalRow | None: ...
 
     def approvals(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
-        """The approvals that match, sorted by expiry (the soonest first), then by age (the oldest first)."""
+        """The approvals that match, sorted by expiry (the soonest first), then by age (the oldest first).
+
+        Approvals of specimens are left out, unless `run_id` names the specimen: no decision about them counts.
+        """
 
     def unread(self, run_id: str) -> list[InboxRow]:
         """The inbox rows of this run that are not in its journal yet, in order of arrival. The run may be held or not.
@@ -658,7 +699,8 @@ class Reading(Protocol):
     ) -> list[CostRow]:
         """What runs have used, by group, the most expensive group first. With "root", children count for their root.
 
-        The sums come from the journals: each attempt counts once, however often the run was replayed.
+        The sums come from the journals: each attempt counts once, however often the run was replayed. Specimens are
+        left out: another journal counts them.
         """
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
@@ -712,7 +754,10 @@ class Reading(Protocol):
 
     # `list` comes last: below it, the name `list` would mean this method and not the type.
     def count(self, agent: str | None, tenant: str | None) -> dict[Status, int]:
-        """How many runs have each status. If `agent` or `tenant` is given, only runs of that agent or tenant count."""
+        """How many runs have each status. If `agent` or `tenant` is given, only runs of that agent or tenant count.
+
+        Specimens do not count.
+        """
 
     def list(self, wanted: Filter) -> list[RunRow]:
         """The runs that match, the newest first."""
@@ -726,7 +771,7 @@ class JournalStore(Protocol):
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
         """Create the run (True), or return the run that has this id already (False).
 
-        Conflict if a run with this id was pruned.
+        Conflict if a run with this id was pruned, or is a specimen.
         """
 
     def create_runs(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
@@ -800,7 +845,7 @@ class LeaseStore(Protocol):
         in a queue, the run with the highest priority is claimed first, then the run that has been ready longest.
 
         With `run_id`: claim only that run, ready or not. It is an error if the run is finished (RunEnded), paused
-        (Conflict), of another version (WrongVersion) or held by a live worker (AlreadyRunning). If `limits` are given
+        or a specimen (Conflict), of another version (WrongVersion) or held by a live worker (AlreadyRunning). If `limits` are given
         and leave no room for the run, nothing is claimed. With `below`: claim only ready runs below that run. With
         `run_id` or `below`, turns and `queues` do not apply.
 
@@ -879,7 +924,7 @@ class InboxStore(Protocol):
         before, nothing changes and the answer is True.
 
         `expect`, if given, is called with the run's row inside the transaction, and raises an error to refuse the
-        post. Other errors: NotFound, RunEnded.
+        post. Other errors: NotFound, RunEnded; Conflict for a specimen.
         """
 
     def end(self, run_id: str, body: AnyBody, *, event_id: str, now: int, expect: Callable[[RunRow], None] | None = None) -> None:
@@ -889,13 +934,13 @@ class InboxStore(Protocol):
 
         The amounts that the run still has reserved are freed, and the amounts in `RunCancelled.unsettled` are charged.
         `expect`, if given, is called with the run's row inside the transaction, and raises an error to refuse the end.
-        Other errors: NotFound, RunEnded, AlreadyRunning.
+        Other errors: NotFound, RunEnded, AlreadyRunning; Conflict for a specimen.
         """
 
     def reopen(self, runs: Sequence[Reopen], *, now: int) -> None:
         """Append the events that reopen these runs, and make the runs ready: all of them in one transaction, or none.
 
-        Conflict if a run has newer events than `Reopen.seen`, or has succeeded. Other errors: NotFound,
+        Conflict if a run has newer events than `Reopen.seen`, has succeeded, or is a specimen. Other errors: NotFound,
         AlreadyRunning.
         """
 
@@ -907,7 +952,8 @@ class InboxStore(Protocol):
         `core.approval.judge` gets the standing as it is in that transaction, and raises an error to refuse. A vote is
         refused if the approval has expired by the time the vote is written. The new standing is stored, and its event
         is posted to the run as `post` does. Of two decisions at the same time, the second is judged by the standing
-        after the first. Other errors: NotFound, also for an approval of another tenant; RunEnded.
+        after the first. Other errors: NotFound, also for an approval of another tenant; RunEnded; Conflict for an
+        approval of a specimen.
         """
 
     def inbox(self, worker: str) -> list[InboxRow]:
@@ -1047,6 +1093,15 @@ class ArchiveStore(Protocol):
         whole work is repeated.
         """
 
+    def take_in_specimen(
+        self, wholes: Sequence[Whole], blobs: Sequence[bytes], artifacts: Callable[[], Iterable[tuple[ArtifactRow, Iterable[bytes]]]]
+    ) -> None:
+        """Insert a family of specimens, parents before children, with its blobs and artifacts, in one transaction.
+
+        Conflict if an id is taken, or belonged to a run that was pruned; then nothing is inserted. `artifacts` may be
+        called again, like the `parts` of `take_in`.
+        """
+
     def missing_blobs(self, digests: Iterable[str]) -> list[str]:
         """Those of the digests whose blobs are not in this database."""
 
@@ -1063,6 +1118,12 @@ class ArchiveStore(Protocol):
         deleted runs can be used again.
         """
 
+    def delete_specimens(self, roots: Sequence[str], *, by: str, now: int) -> Pruned:
+        """Delete these families of specimens, in one transaction. The ids of the deleted runs can be used again.
+
+        NotFound, or Conflict if a run is no specimen; then nothing is deleted.
+        """
+
     def rates(self) -> list[RateRow]: ...
 
     def take_in_rates(self, rates: Sequence[RateRow]) -> None: ...
@@ -1070,7 +1131,7 @@ class ArchiveStore(Protocol):
     def prunable(self, before: int, statuses: Sequence[str], *, after: int = 0, limit: int = 100) -> list[Prunable]:
         """Families whose root is placed after `after`, that ended before `before`, and have no notice left to send.
 
-        The root of each family has one of these statuses.
+        The root of each family has one of these statuses. Specimens are left out: `delete_specimens` deletes them.
         """
 
     def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:

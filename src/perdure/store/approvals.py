@@ -110,6 +110,7 @@ class Approvals(Blobs):
             run = cursor.all("run_to_change", (known[1],))[0]
             found = cursor.all("approval_to_change", (approval,))[0]
             row, seq = approval_row(found), found[17]
+            run_row(run).check_live()
             status = run_row(run).status
             if status in FINISHED:
                 raise RunEnded(f"approval {approval}: its run {row.run_id} has finished ({status}) and takes nothing more")

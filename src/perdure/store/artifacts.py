@@ -162,6 +162,24 @@ class Artifacts(Part):
         return {"artifacts": str(count), "artifact_bytes": str(size), "artifact_bytes_here": str(here), "artifacts_doomed": str(doomed)}
 
 
+def take_in_bytes(cursor: Cursor, row: ArtifactRow, chunks: Iterable[bytes]) -> None:
+    """Insert an artifact with its bytes, in the caller's transaction. Nothing happens if it is here already.
+
+    Its id is random, so an artifact with the same id is the same artifact, of a specimen or of the run itself. Conflict
+    if its bytes are others, or are being deleted.
+    """
+    found = cursor.one("artifact", (row.artifact,))
+    if found is None:
+        _insert(cursor, row)
+        key = _key(cursor, row.artifact)
+        for number, data in enumerate(chunks):
+            cursor.change("insert_chunk", (key, number, data))
+        return
+    here = ArtifactRow(*found)
+    if here.state != "saved" or (here.sha256, here.size, here.tenant) != (row.sha256, row.size, row.tenant):
+        raise Conflict(f"artifact {row.artifact} is here with other bytes, or is being deleted; nothing was imported: use another database")
+
+
 def keep(cursor: Cursor, root_key: int, artifacts: Sequence[str], outside: Sequence[ArtifactRow]) -> None:
     """Record that the family of a copied run uses these artifacts, inside the transaction that inserts the run.
 

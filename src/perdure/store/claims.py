@@ -369,6 +369,7 @@ class Claims(Part):
         if found is None:
             raise NotFound(f"there is no run {run_id}", hint="`perdure list` shows the runs")
         row = run_row(found)
+        row.check_live()
         _check_resumable(row, served)
         check_not_ended(found)
         if row.holder is None:

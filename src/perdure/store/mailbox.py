@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 from msgspec import structs
 
+from perdure import shell
+from perdure.core import identity
 from perdure.core.budget import NOTHING, amounts_of
 from perdure.core.events import (
     AnyBody,
@@ -158,6 +160,7 @@ class Mailbox(Part):
         if found is None:
             raise NotFound(f"there is no run {one.run_id}", hint="`perdure list` shows the runs")
         row, key = run_row(found), key_of(found)
+        row.check_live()  # a specimen is never reopened
         if self._delivery.holds(row.holder):
             raise AlreadyRunning(f"run {one.run_id} is held by a worker that is not known to be dead; pause it first")
         if row.status == "succeeded" or row.seq != one.seen:
@@ -193,14 +196,30 @@ def stands_for(event_id: str) -> str:
 def _created(cursor: Cursor, new: NewRun) -> tuple[RunRow, bool]:
     found = cursor.one("run_by_id", (new.run_id,))
     if found is not None:
+        _check_no_specimen(new, run_row(found))
         return run_row(found), False
+    if identity.undone_by(new.run_id) is not None and (root := cursor.one("run_by_id", (new.run_id.partition("/")[0],))) is not None:
+        run_row(root).check_live()
     # Another process may have created a run with this id since the query above. Then `insert_run` creates nothing, and
     # the next query finds that run.
     created = insert_run(cursor, new)
     found = cursor.one("run_by_id", (new.run_id,))
     if found is None:
         raise pruned_id(cursor, new)
+    _check_no_specimen(new, run_row(found))
     return run_row(found), created
+
+
+def _check_no_specimen(new: NewRun, row: RunRow) -> None:
+    """Conflict if the id is the id of a specimen: its result is not a result of this journal."""
+    assert isinstance(new.created, RunCreated), new.created
+    if row.specimen is not None and row.tenant != new.created.tenant:
+        raise Conflict(f"the run id {row.run_id} is taken; choose another")
+    if row.specimen is not None:
+        raise Conflict(
+            f"run {row.run_id} is a specimen here: an imported copy, to be looked at; no run with this id can be started",
+            hint=f"choose another id, or delete the specimen: perdure prune --specimen {shell.quote(row.run_id)}",
+        )
 
 
 def pruned_id(cursor: Cursor, new: NewRun) -> Conflict:
@@ -236,6 +255,7 @@ def _unfinished(cursor: Cursor, run_id: str) -> Row:
     if found is None:
         raise NotFound(f"there is no run {run_id}", hint="`perdure list` shows the runs")
     row = run_row(found)
+    row.check_live()
     if row.status in FINISHED:
         raise RunEnded(f"run {run_id} has finished ({row.status}) and takes nothing more")
     check_not_ended(found)

@@ -19,7 +19,7 @@ _COLUMNS: tuple[tuple[type, ...], ...] = (
     # The columns from run_id to ready_at.
     *(_TEXT, _TEXT, _TEXT, _TEXT, _MAYBE_TEXT, _TEXT, _MAYBE_TEXT, _TEXT, _TEXT, _MAYBE_TEXT, _MAYBE_NUMBER),
     *(_NUMBER, _BYTES, _NUMBER, _MAYBE_TEXT, _NUMBER, _MAYBE_TEXT, _NUMBER, _NUMBER),  # columns seq to updated_at
-    *(_NUMBER, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER, _NUMBER, _NUMBER),  # the columns from priority to lost_with
+    *(_NUMBER, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER, _NUMBER, _NUMBER, _MAYBE_TEXT),  # the columns from priority to specimen
 )
 
 
@@ -101,7 +101,7 @@ def lost_with_of(row: Row) -> int:
 
 def as_lost(row: Row, lost: int, lost_with: int) -> Row:
     """The row as it will be once the loss of its dead holder is recorded. The database does not have this row yet."""
-    return (*row[:_LOST], lost, lost_with, *row[KEY:])
+    return (*row[:_LOST], lost, lost_with, *row[_LOST_WITH + 1 :])
 
 
 def event_row(key: int, sealed: Sealed) -> Row:

@@ -354,7 +354,7 @@ class LocalEngine:
                     row = await self._ask(lambda: self._row(run_id))  # NotFound: the run was pruned meanwhile
                     if after < row.seq:
                         raise StoreCorrupt(f"event {after + 1} of run {run_id} is missing")
-            if row.status in FINISHED:
+            if row.status in FINISHED or row.specimen is not None:
                 return
             row, events = await self._watch.news(run_id, after)
             for event in events:
@@ -375,6 +375,7 @@ class LocalEngine:
             now = self._clock.now()
             if row.status in FINISHED or (row.status == "needs_attention" and row.ready_at is None):
                 return row
+            row.check_live()  # a specimen that has not ended never will
             served, waiting = Served(row.agent, row.version) in self._agents, row.status == "waiting"
             ready = served and (row.holder not in (None, refused) or _is_ready(row, now))
             if seen is None and (waiting or not ready or not self._may_drive(drained)):

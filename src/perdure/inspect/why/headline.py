@@ -22,6 +22,12 @@ class Cancel(Struct, frozen=True):
 
 def headline(scene: Scene, doubts: list[CallInDoubt]) -> str:
     """The run's status in one sentence. A request to cancel the run, if there is one, comes first."""
+    imported = scene.reading.row.imported
+    if imported is not None:
+        copy = "a redacted specimen" if imported.original_head is not None else "a specimen"
+        status = scene.reading.row.status
+        stood = f"it was {status}" if status in ("running", "queued", "cancelling") else _standing(scene, doubts)
+        return f"{copy}, to be looked at (exported at {moment(imported.exported_at, scene.now)}); as of its last event: {stood}"
     cancel = cancel_asked(scene)
     if cancel is None or scene.reading.state.finished:
         return _standing(scene, doubts)

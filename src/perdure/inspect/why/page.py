@@ -71,6 +71,7 @@ class Why(Struct, frozen=True):
     priority: int
     parent: str | None
     parent_call: int | None
+    specimen: bool  # an imported copy: nothing can be done to it here
     status: str
     now: str  # when the page was made
     sentence: str
@@ -148,6 +149,7 @@ def why(
         priority=row.priority,
         parent=row.parent,
         parent_call=row.parent_call,
+        specimen=row.specimen is not None,
         status=row.status,
         now=iso(now),
         sentence=headline(scene, open_questions),
@@ -158,7 +160,7 @@ def why(
         said=state.said,
         holder=scene.holder,
         workers_alive=scene.alive,
-        unserved=None if state.finished or scene.held else scene.missing,
+        unserved=None if state.finished or scene.held or row.specimen is not None else scene.missing,
         no_room=scene.no_room,
         suspect=scene.suspect,
         done=_ends(done),
@@ -167,8 +169,8 @@ def why(
         not_done_count=len(not_done),
         undoing=scene.undoing,
         in_doubt=open_questions,
-        again=[_cut_off(call, scene) for call in cut_off(scene)] if not state.finished else [],
-        under_way=[_open(call, scene) for call in state.open.values() if scene.held and call.phase == "started"],
+        again=[_cut_off(call, scene) for call in cut_off(scene)] if not state.finished and row.specimen is None else [],
+        under_way=[_open(call, scene) for call in state.open.values() if _is_under_way(scene) and call.phase == "started"],
         approvals=approvals,
         children=family,
         listens=topics(scene),
@@ -207,11 +209,18 @@ def _changed(scene: Scene) -> list[str]:
 
 
 # -- open calls -------------------------------------------------------------------------------------------------------
+def _is_under_way(scene: Scene) -> bool:
+    """Does a worker perform the open calls? Of a specimen: did a worker hold the run when it was exported?"""
+    return scene.held or (scene.reading.row.specimen is not None and scene.reading.state.worker is not None)
+
+
 def _open(call: CallState, scene: Scene) -> Open:
     since = scene.reading.events[call.intent_seq - 1].ts
     again = f", attempt {call.attempt}" if call.attempt > 1 else ""
     limit = f", times out after {span(round(call.timeout_s * 1e6))}" if call.timeout_s else ""
     doing = f"being {'asked' if is_request(call.args) else 'performed'} for {span(scene.now - since)}{again}{limit}"
+    if scene.reading.row.specimen is not None:
+        doing = f"had begun when the run was exported{again}; what came of it is not in the file"
     return Open(
         call.number, asked_words(call, scene.load), doing, iso(since), seconds(scene.now - since), call.intent_seq, reached(call, scene)
     )

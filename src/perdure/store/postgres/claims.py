@@ -23,7 +23,7 @@ from perdure.errors import StoreCorrupt, StoreUnavailable
 from perdure.settings import Queue
 from perdure.store.api import Claimed, Lease, Served
 from perdure.store.claims import Claims, lose_runs_of_silent_worker
-from perdure.store.cursor import Cursor, Row
+from perdure.store.cursor import KEY, Cursor, Row
 from perdure.store.part import Means
 from perdure.store.postgres.bell import NotifyBell
 from perdure.store.postgres.database import PostgresDatabase
@@ -36,8 +36,8 @@ _LOOKS = 3
 # A claim returns a journal of at most this many events. A longer journal is read later, when its run begins, because a
 # hundred runs may be claimed together.
 _FEW_EVENTS = 200
-_SEEN, _RUN, _MORE = slice(0, 3), slice(3, 31), slice(31, None)  # the columns of claim_at_once
-_NONCE, _EVENT_ID = 26, 27  # the positions of two columns that come after the columns of a run
+_NONCE, _EVENT_ID = KEY + 1, KEY + 2  # the positions of two columns that come after the columns of a run
+_SEEN, _RUN, _MORE = slice(0, 3), slice(3, 4 + _EVENT_ID), slice(4 + _EVENT_ID, None)  # the columns of claim_at_once
 
 
 class Unheard(Exception):

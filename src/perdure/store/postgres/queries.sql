@@ -168,7 +168,7 @@ ORDER BY created_at DESC, id DESC LIMIT :limit
 
 -- name: count_by_status
 SELECT status, count(*) FROM perdure_runs
-WHERE (:agent::text IS NULL OR agent = :agent) AND (:tenant::text IS NULL OR tenant = :tenant)
+WHERE specimen IS NULL AND (:agent::text IS NULL OR agent = :agent) AND (:tenant::text IS NULL OR tenant = :tenant)
 GROUP BY status ORDER BY status
 
 -- name: current_of_runs
@@ -336,7 +336,7 @@ FROM made
 -- perdure.core.identity.link.
 WITH seen AS MATERIALIZED (
     SELECT r.id, r.seq FROM perdure_runs AS r
-    WHERE r.run_id = :run_id AND r.holder IS NULL AND r.status = ANY (:parked::text[])
+    WHERE r.run_id = :run_id AND r.holder IS NULL AND r.specimen IS NULL AND r.status = ANY (:parked::text[])
         AND NOT EXISTS (SELECT 1 FROM perdure_inbox AS i WHERE i.run = r.id)
         AND (SELECT {ended} FROM perdure_runs WHERE perdure_runs.id = r.id) IS NULL
         AND NOT EXISTS (SELECT 1 FROM perdure_signals AS s WHERE s.run = r.id AND s.topic = :topic::text AND s.key = :once::text)
@@ -442,7 +442,7 @@ FROM (
     SELECT a.*, r.run_id, r.agent, r.tenant, r.actor FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
     WHERE a.status = ANY (ARRAY(SELECT jsonb_array_elements_text(:statuses::jsonb)))
         AND (:tenant::text IS NULL OR r.tenant = :tenant)
-        AND (:run_id::text IS NULL OR r.run_id = :run_id)
+        AND CASE WHEN :run_id::text IS NULL THEN r.specimen IS NULL ELSE r.run_id = :run_id END
     ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id LIMIT :limit
 ) AS a JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
 ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id
@@ -491,7 +491,7 @@ ORDER BY r.id
 -- read the table may not be allowed to call that function.
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, kind.of_event, e.ts, convert_to(e.data, 'UTF8')
 FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id CROSS JOIN LATERAL (SELECT split_part(left(e.data, 100), '"', 4)) AS kind (of_event)
-WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND (:tenant::text IS NULL OR r.tenant = :tenant)
+WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenant::text IS NULL OR r.tenant = :tenant)
     AND kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
         'run_created', 'run_claimed', 'run_released', 'run_succeeded', 'run_failed')
@@ -623,7 +623,7 @@ WITH served AS (
     FROM sealed AS s WHERE r.id = s.id
     RETURNING r.run_id, r.agent, r.version, r.tenant, r.actor, r.queue, r.target, r.input_digest, r.status, r.waiting_for, r.ready_at,
         r.seq, r.head, r.epoch, r.holder, r.crashes, r.error, r.created_at, r.updated_at, r.priority, r.attention, r.parent, r.parent_call,
-        r.lost, r.lost_with, r.id, r.nonce, s.event_id
+        r.lost, r.lost_with, r.specimen, r.id, r.nonce, s.event_id
 ), written AS (
     INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)
     SELECT s.id, s.seq + 1, s.event_id, :now, s.epoch, NULL, s.seq, :data, s.hash FROM sealed AS s JOIN taken AS t ON t.id = s.id
@@ -642,11 +642,11 @@ SELECT seen.runs, seen.to_be_weighed, head.later, t.*, NULL::bigint, NULL::bytea
 FROM seen CROSS JOIN head LEFT JOIN taken AS t ON TRUE
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8'), NULL
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8'), NULL
 FROM taken AS t JOIN perdure_events AS e ON e.run = t.id AND t.seq <= :few::bigint
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, NULL, i.event_id, i.ts, NULL, i.call, NULL, convert_to(i.data, 'UTF8'), i.id
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, NULL, i.event_id, i.ts, NULL, i.call, NULL, convert_to(i.data, 'UTF8'), i.id
 FROM taken AS t JOIN perdure_inbox AS i ON i.run = t.id
 
 -- name: claimed_at_once
@@ -846,7 +846,7 @@ SELECT run_id, events, head FROM perdure_pruned WHERE run_id = ANY (ARRAY(SELECT
 -- All columns that are also valid in another database: no keys and no holder. The last column is the id of the run
 -- whose budget applies first.
 SELECT id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes,
-    error, created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with,
+    error, created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, specimen,
     (SELECT l.run_id FROM perdure_runs AS l WHERE l.id = r.ledger)
 FROM perdure_runs AS r WHERE run_id = ANY (ARRAY(SELECT jsonb_array_elements_text(:run_ids::jsonb))) ORDER BY id
 
@@ -884,8 +884,8 @@ ORDER BY run, digest
 -- name: take_in_run
 -- Insert a run from another journal, with its ready_at. No row is returned if the id is taken.
 INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes, error,
-    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, line, ledger)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?::text))
+    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, specimen, line, ledger)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?::text))
 ON CONFLICT (run_id) DO NOTHING RETURNING id
 
 -- name: take_in_events
@@ -916,7 +916,7 @@ SELECT r.id, r.run_id,
     1 + (SELECT count(*) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0')::bigint,
     (r.seq + (SELECT coalesce(sum(k.seq), 0) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'))::bigint
 FROM perdure_runs AS r
-WHERE r.id > :after AND strpos(r.run_id, '/') = 0 AND r.status = ANY (ARRAY(SELECT jsonb_array_elements_text(:statuses::jsonb))) AND r.updated_at < :before
+WHERE r.id > :after AND strpos(r.run_id, '/') = 0 AND r.specimen IS NULL AND r.status = ANY (ARRAY(SELECT jsonb_array_elements_text(:statuses::jsonb))) AND r.updated_at < :before
     AND NOT EXISTS (
         SELECT 1 FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'
             AND (k.status NOT IN ('succeeded', 'failed', 'cancelled') OR k.updated_at >= :before))

@@ -101,7 +101,7 @@ ORDER BY created_at DESC, id DESC LIMIT :limit
 
 -- name: count_by_status
 SELECT status, count(*) FROM perdure_runs
-WHERE (:agent IS NULL OR agent = :agent) AND (:tenant IS NULL OR tenant = :tenant)
+WHERE specimen IS NULL AND (:agent IS NULL OR agent = :agent) AND (:tenant IS NULL OR tenant = :tenant)
 GROUP BY status ORDER BY status
 
 -- name: current_of_runs
@@ -322,7 +322,7 @@ SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.s
 FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
 WHERE a.status IN (SELECT value FROM json_each(:statuses))
     AND (:tenant IS NULL OR r.tenant = :tenant)
-    AND (:run_id IS NULL OR r.run_id = :run_id)
+    AND CASE WHEN :run_id IS NULL THEN r.specimen IS NULL ELSE r.run_id = :run_id END
 ORDER BY a.expires_at IS NULL, a.expires_at, a.asked_at, a.id LIMIT :limit
 
 -- == Budgets and costs ===============================================================================================
@@ -367,7 +367,7 @@ ORDER BY r.id
 -- CROSS JOIN fixes the order of the join: from runs to events, so that nothing has to be sorted.
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, CAST(e.data AS BLOB)
 FROM perdure_runs AS r CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | iif(r.id = :run, :seq, 0)) AND e.id <= (r.id << 32 | 4294967295)
-WHERE r.id >= :run AND r.updated_at >= :since AND (:tenant IS NULL OR r.tenant = :tenant)
+WHERE r.id >= :run AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenant IS NULL OR r.tenant = :tenant)
     AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
         'run_created', 'run_claimed', 'run_released', 'run_succeeded', 'run_failed')
@@ -580,7 +580,7 @@ SELECT run_id, events, head FROM perdure_pruned WHERE run_id IN (SELECT value FR
 -- All columns that are also valid in another database: no keys and no holder. The last column is the id of the run
 -- whose budget applies first.
 SELECT r.id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes,
-    error, created_at, updated_at, priority, attention, r.parent, parent_call, parent_seq, depth, lost_with,
+    error, created_at, updated_at, priority, attention, r.parent, parent_call, parent_seq, depth, lost_with, specimen,
     (SELECT l.run_id FROM perdure_runs AS l WHERE l.id = r.ledger)
 FROM json_each(:run_ids) AS j CROSS JOIN perdure_runs AS r ON r.run_id = j.value ORDER BY r.id
 
@@ -616,8 +616,8 @@ SELECT run, digest FROM perdure_blob_uses WHERE run IN (SELECT value FROM json_e
 -- name: take_in_run
 -- Insert a run from another journal, with its ready_at. No row is returned if the id is taken.
 INSERT INTO perdure_runs (id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes, error,
-    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, line, ledger)
-VALUES ((SELECT max(ifnull((SELECT max(id) FROM perdure_runs), 0), ifnull((SELECT max(number) FROM perdure_pruned), 0)) + 1), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?))
+    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, specimen, line, ledger)
+VALUES ((SELECT max(ifnull((SELECT max(id) FROM perdure_runs), 0), ifnull((SELECT max(number) FROM perdure_pruned), 0)) + 1), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?))
 ON CONFLICT (run_id) DO NOTHING RETURNING id
 
 -- name: take_in_budget
@@ -642,7 +642,7 @@ SELECT r.id, r.run_id,
     1 + (SELECT count(*) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'),
     (r.seq + (SELECT ifnull(sum(k.seq), 0) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'))
 FROM perdure_runs AS r
-WHERE r.id > :after AND instr(r.run_id, '/') = 0 AND r.status IN (SELECT value FROM json_each(:statuses)) AND r.updated_at < :before
+WHERE r.id > :after AND instr(r.run_id, '/') = 0 AND r.specimen IS NULL AND r.status IN (SELECT value FROM json_each(:statuses)) AND r.updated_at < :before
     AND NOT EXISTS (
         SELECT 1 FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'
             AND (k.status NOT IN ('succeeded', 'failed', 'cancelled') OR k.updated_at >= :before))
