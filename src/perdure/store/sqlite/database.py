@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +25,6 @@ from perdure.store.sqlite.tool_connection import ToolConnection, confined
 
 T = TypeVar("T")
 MOVED = "this journal was moved"  # the message of the schema's triggers
-_INSERT_TEN = QUERIES["insert_ten_events"]
 _BEGIN, _COMMIT, _ROLLBACK, _DATA_VERSION = (QUERIES[name] for name in ("begin", "commit", "rollback", "data_version"))
 
 
@@ -51,13 +49,7 @@ class SqliteCursor:
         return self.connection.changes()
 
     def each(self, name: str, many: Sequence[Params]) -> None:
-        done = 0
-        if name == "insert_event" and len(many) >= 10:
-            # Of all rows, events are by far the most: a commit of many runs inserts hundreds of them.
-            done = len(many) - len(many) % 10
-            tens = [tuple(chain.from_iterable(many[at : at + 10])) for at in range(0, done, 10)]
-            self._cursor.executemany(_INSERT_TEN, tens)
-        self._cursor.executemany(QUERIES[name], many[done:] if done else many)
+        self._cursor.executemany(QUERIES[name], many)
 
     def alone(self, key: str) -> None:
         """No effect: after BEGIN IMMEDIATE, no other transaction can write."""
