@@ -279,10 +279,7 @@ def _collect(append: Append, key: int, rows: list[Row]) -> tuple[list[Event], in
 
 def concerns_others(batch: Sequence[Append], answers: Sequence[Appended]) -> bool:
     """Do these appends leave work for another worker now: a released run, a new child, the end of a child?"""
-    for append, answer in zip(batch, answers, strict=True):
-        if leaves_work(append) and isinstance(answer, Committed):
-            return True
-    return False
+    return any(leaves_work(append) and isinstance(answer, Committed) for append, answer in zip(batch, answers, strict=True))
 
 
 def leaves_work(append: Append) -> bool:

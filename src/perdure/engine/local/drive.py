@@ -295,7 +295,17 @@ class Drive:
         end.
         """
         # Most steps are only an append.
-        if step.notes or step.stop or step.forget or step.serve or step.settle or step.cancel or step.hold_back or step.ask or step.begin_now:
+        if (
+            step.notes
+            or step.stop
+            or step.forget
+            or step.serve
+            or step.settle
+            or step.cancel
+            or step.hold_back
+            or step.ask
+            or step.begin_now
+        ):
             self._act_before_append(step)
             if self.over:
                 return
