@@ -73,14 +73,12 @@ else:
 
     def begun(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """A new task. If possible, its first step has already run."""
-        if loop in _entered or loop.get_task_factory() is not None:
-            return loop.create_task(coroutine, name=name)
-        task: asyncio.Task[None] = asyncio.Task(coroutine, loop=loop, name=name)
+        task: asyncio.Task[None] = loop.create_task(coroutine, name=name)
         # Python 3.11 has no eager_start. There a new task puts its first step at the end of the loop's queue. Take the
         # step from the queue and call it as the loop would do. That is possible only if the queue exists (uvloop has a
         # different queue) and its last entry is really this step.
         queue = getattr(loop, "_ready", None)
-        if not queue:
+        if not queue or loop in _entered or loop.get_task_factory() is not None:
             return task
         step = queue[-1]._callback
         is_its_step = type(step).__name__ == "TaskStepMethWrapper" and step.__self__ is task
