@@ -48,6 +48,7 @@ from perdure.errors import (
     UnknownAgent,
     WrongVersion,
 )
+from perdure.reopen import Reopened, ReopenedCall
 from perdure.run import Run
 from perdure.settings import Queue, Settings
 from perdure.store.api import ApprovalRow, CostRow
@@ -58,8 +59,9 @@ if TYPE_CHECKING:
     from perdure.agents.mcp.tools import mcp
     from perdure.agents.plan import Plan, Step, param, ref
     from perdure.agents.react.agent import ReAct
+    from perdure.inspect.inside import Inspection
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "Agent",
     "AgentInput",
@@ -82,6 +84,7 @@ __all__ = [
     "FailureInfo",
     "Fatal",
     "Handle",
+    "Inspection",
     "InvalidInput",
     "InvalidPlan",
     "ModelRefused",
@@ -103,6 +106,8 @@ __all__ = [
     "Queue",
     "Rate",
     "ReAct",
+    "Reopened",
+    "ReopenedCall",
     "ResultNotEncodable",
     "ResultTimeout",
     "Retry",
@@ -135,6 +140,7 @@ __all__ = [
 
 # These names are imported at first use: a worker without plans and models starts faster without these imports.
 _LATER = {
+    "Inspection": "perdure.inspect.inside",
     "Plan": "perdure.agents.plan",
     "ReAct": "perdure.agents.react.agent",
     "Step": "perdure.agents.plan",

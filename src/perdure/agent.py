@@ -8,6 +8,7 @@ import os
 import sys
 import typing
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from types import CodeType
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 from perdure.core import codec, identity
@@ -182,6 +183,13 @@ class Agent(Generic[P, R]):
             return replay(machine, events, load)
         finally:
             machine.close()
+
+    def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a person wants to know of a frame of perdure itself, whose lines `perdure inspect` leaves out.
+
+        For agents that are built from parts: the turn of a conversation, the step of a plan.
+        """
+        return {}
 
     def __repr__(self) -> str:
         return f"<agent {self.name}@{self.version}>"

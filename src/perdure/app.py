@@ -8,7 +8,8 @@ import math
 import os
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from msgspec import Struct, structs
 from perdure import shell
 from perdure.agent import Agent, AgentInput
 from perdure.config import checked_place, load_settings
-from perdure.control import NOTHING, Control, check_tenant, known_name, plain_text, role_names
+from perdure.control import NOTHING, Control, check_tenant, known_name, plain_text, role_names, words
 from perdure.core import codec, identity
 from perdure.core.approval import ApprovalStatus, Vote
 from perdure.core.budget import Budget, limits_of
@@ -46,6 +47,7 @@ from perdure.errors import (
     StoreUnavailable,
     UnknownAgent,
 )
+from perdure.reopen import Planner, Reopened
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, Current, Filter, NewRun, OpenAttempt, RunRow, Served
 from perdure.store.url import shown_url
@@ -54,6 +56,7 @@ from perdure.undo import Undoer, UndoPlan, undoable
 
 if TYPE_CHECKING:
     from perdure.inspect.audit import AuditLog
+    from perdure.inspect.inside import Inspection
     from perdure.store.api import Store
 
 T = TypeVar("T")
@@ -559,6 +562,59 @@ class Perdure:
         added = limits_of(add, "add=")
         return await self._control.unpause(run_id, by=by, note=note, add=added, tenant=tenant)
 
+    async def retry(
+        self,
+        run_id: str,
+        *,
+        by: str = "app",
+        reason: str | None = None,
+        dry_run: bool = False,
+        fresh: bool = False,
+        tenant: str | None = None,
+    ) -> Reopened:
+        """Let a run that has failed or was cancelled go on. Returns what that means; `dry_run=True` changes nothing.
+
+        Calls that failed are attempted again. Calls that have a result are not made again. If the agent itself failed,
+        its last step is taken again, with this app's code. Raises Diverged, and records nothing, if this code asks for
+        other calls than the journal has up to that point.
+        """
+        return await self._reopen(run_id, None, by=by, reason=reason, dry_run=dry_run, fresh=fresh, tenant=tenant)
+
+    async def rewind(
+        self,
+        run_id: str,
+        to: int,
+        *,
+        by: str = "app",
+        reason: str | None = None,
+        dry_run: bool = False,
+        fresh: bool = False,
+        tenant: str | None = None,
+    ) -> Reopened:
+        """Let a run that is not running, and has not succeeded, go on from its event `to`. Returns what that means.
+
+        Nothing that has happened happens again: if the agent makes a call again (the same tool with the same
+        arguments), the recorded result is used. `fresh=True`: `read` calls and requests to models are made again.
+        `dry_run=True` changes nothing. Errors: as for `retry`.
+        """
+        if not isinstance(to, int) or isinstance(to, bool):
+            raise InvalidInput(f"rewind(to={shown(to)}): the number of an event")
+        return await self._reopen(run_id, to, by=by, reason=reason, dry_run=dry_run, fresh=fresh, tenant=tenant)
+
+    async def _reopen(
+        self, run_id: str, to: int | None, *, by: str, reason: str | None, dry_run: bool, fresh: bool, tenant: str | None
+    ) -> Reopened:
+        _check_flag(dry_run, "dry_run")
+        _check_flag(fresh, "fresh")
+        who, why = known_name(by), words(reason, "reason")
+        planner = Planner(
+            self.reading, self._agent, self.load, max_steps=self.settings.max_steps, now=self.clock.now(), new_id=self.clock.new_id
+        )
+        plan = await self._asking.ask(lambda: planner.plan(run_id, to, by=who, reason=why, fresh=fresh, tenant=tenant))
+        if not dry_run:
+            await self.engine.reopen(plan.runs)
+        return plan.reopened
+
     async def requeue(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
         """Deprecated since 0.2: use `unpause`, which also continues a run that needs attention."""
         warnings.warn("app.requeue is deprecated since 0.2: use app.unpause", DeprecationWarning, stacklevel=2)
@@ -792,12 +848,16 @@ class Handle:
         await self.row()
         return await self._app.ask(lambda: self._app.reading.read(self.id, after))
 
-    async def follow(self, after: int = 0) -> AsyncIterator[Event]:
-        """Yields the events of the run until the run has ended: `async for event in handle.follow():`."""
+    async def follow(self, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Yields the events of the run until the run has ended: `async for event in handle.follow():`.
+
+        To stop before that at once, leave the loop inside `async with contextlib.aclosing(handle.follow()) as events:`.
+        """
         _check_after(after)
         await self.row()
-        async for event in self._app.engine.follow(self.id, after):
-            yield event
+        async with aclosing(self._app.engine.follow(self.id, after)) as events:
+            async for event in events:
+                yield event
 
     async def state(self, at: int | None = None) -> RunState:
         """The state of the run, now or right after event number `at`."""
@@ -807,6 +867,29 @@ class Handle:
         if at is not None and not 1 <= at <= len(events):
             raise NotFound(f"run {self.id} has events 1 to {len(events)}; there is no event {at}")
         return fold(events[:at])
+
+    async def inspect(self, at: int | None = None, *, all_frames: bool = False) -> Inspection:
+        """Look into the agent: its tasks, the lines where they wait, their variables, and what they wait for.
+
+        This is how the agent stood right after event number `at`, or how it stands at the end of its journal; of a run
+        that failed, the line that failed. The app needs the code of the agent in the version of the run. The recorded
+        events are given to this code again, on this event loop; nothing is performed and nothing is written. With
+        `all_frames`, the frames of perdure and of the standard library are there, too. Raises NotFound if there is no such event or the
+        agent had not begun, UnknownAgent or WrongVersion without the right code, and Diverged if the code asks for
+        something else than the journal has.
+        """
+        if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
+            raise InvalidInput(f"inspect(at={shown(at)}): the seq of an event, a whole number, or None for the end of the journal")
+        _check_flag(all_frames, "inspect(all_frames=)")
+        from perdure.inspect.inside import journal_at, look_inside, moment_of  # imported only if needed
+
+        app, row = self._app, await self.row()
+        journal = journal_at(self.id, await app.ask(lambda: app.reading.read(self.id)), at)
+        agent = app.versions.get(Served(row.agent, journal.state.version)) or app.agents.get(row.agent)
+        if agent is None:
+            raise UnknownAgent(f"agent {row.agent!r} is not known here, and its code is needed: Perdure(url, agents=[{row.agent}, …])")
+        with moment_of(agent, journal, app.load, max_steps=app.settings.max_steps) as moment:
+            return look_inside(moment, all_frames=all_frames)
 
 
 MAX_PRIORITY = 1_000

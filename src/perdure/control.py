@@ -64,7 +64,7 @@ class Control:
         check_tenant(tenant)
         who = known_name(vote.by)
         roles = (*map(_role, vote.roles), *(_role(role) for role, members in self._roles.items() if who in map(same_name, members)))
-        known = Vote(who, vote.granted, roles, _words(vote.note, "note"), _words(vote.source, "source"), vote.digest, vote.edit)
+        known = Vote(who, vote.granted, roles, words(vote.note, "note"), words(vote.source, "source"), vote.digest, vote.edit)
         if vote.digest is not None:
             plain_text(vote.digest, "the digest of what was seen")
 
@@ -82,7 +82,7 @@ class Control:
         await self._tell(run_id, body, tenant)
 
     async def cancel(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
-        body = CancelRequested(by=known_name(by), reason=_words(reason, "reason"))
+        body = CancelRequested(by=known_name(by), reason=words(reason, "reason"))
         await self._tell(run_id, body, tenant)
 
     async def end(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
@@ -92,11 +92,11 @@ class Control:
             state: RunState | None = await self._state(run_id)
         except StoreCorrupt:
             state = None  # a run with a damaged journal can also be ended
-        body = RunCancelled(reason=_words(reason, "reason"), forced_by=known_name(by), unsettled=() if state is None else _unsettled(state))
+        body = RunCancelled(reason=words(reason, "reason"), forced_by=known_name(by), unsettled=() if state is None else _unsettled(state))
         await self._engine.end(run_id, body, seen=None if state is None else state.seq)
 
     async def pause(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
-        await self._tell(run_id, RunPaused(by=known_name(by), reason=_words(reason, "reason")), tenant)
+        await self._tell(run_id, RunPaused(by=known_name(by), reason=words(reason, "reason")), tenant)
 
     async def unpause(self, run_id: str, *, by: str, note: str | None, add: Limits | None, tenant: str | None) -> list[str]:
         """Continue a run that is paused or needs attention. With `add`, its budget is raised first.
@@ -104,7 +104,7 @@ class Control:
         Returns the ids of the runs that continue.
         """
         row = await self._row(run_id, tenant)
-        who, note = known_name(by), _words(note, "note")
+        who, note = known_name(by), words(note, "note")
         if add is not None:
             return await self._raise_budget(row, add, who, note)
         await self._engine.post(row.run_id, RunUnpaused(by=who, note=note))
@@ -113,7 +113,7 @@ class Control:
     async def adopt(self, run_id: str, version: str, *, by: str, note: str | None, tenant: str | None = None) -> None:
         """Allow another version of the agent to continue the run."""
         identity.check_id(version, "the version")
-        body = RunAdopted(version=version, by=known_name(by), note=_words(note, "note"))
+        body = RunAdopted(version=version, by=known_name(by), note=words(note, "note"))
         await self._tell(run_id, body, tenant)
 
     async def resolve(
@@ -145,7 +145,7 @@ class Control:
             raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for its result")
         if did_not_happen and not final:
             self._check_quiet(run_id, found)
-        who, note = known_name(by), _words(note, "note")
+        who, note = known_name(by), words(note, "note")
         if happened is not NOTHING:
             payload = codec.pack(codec.encode(happened), codec.MAX_BYTES)[0]
             body = ToolCallResolved("happened", by=who, attempt=found.attempt, result=payload, note=note)
@@ -316,7 +316,8 @@ def _role(role: str) -> str:
     return known
 
 
-def _words(text: str | None, what: str) -> str | None:
+def words(text: str | None, what: str) -> str | None:
+    """A note or a reason that a person gave, cleaned for the journal."""
     if text is not None and not isinstance(text, str):
         raise InvalidInput(f"{what}={shown(text)}: text, or None")
     return None if text is None else clean(text, 2000)

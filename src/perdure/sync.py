@@ -173,6 +173,8 @@ class Perdure:
     cancel = _blocking(asynchronous.Perdure.cancel)
     pause = _blocking(asynchronous.Perdure.pause)
     unpause = _blocking(asynchronous.Perdure.unpause)
+    retry = _blocking(asynchronous.Perdure.retry)
+    rewind = _blocking(asynchronous.Perdure.rewind)
     requeue = _blocking(asynchronous.Perdure.requeue)
     adopt = _blocking(asynchronous.Perdure.adopt)
     resolve = _blocking(asynchronous.Perdure.resolve)
@@ -196,6 +198,7 @@ class Handle:
     result = _of_handle(asynchronous.Handle.result)
     events = _of_handle(asynchronous.Handle.events)
     state = _of_handle(asynchronous.Handle.state)
+    inspect = _of_handle(asynchronous.Handle.inspect)
 
     def artifact(self, pointer: Artifact | dict[str, Any]) -> Artifact:
         """An artifact that this run may open: `with handle.artifact(pointer).open() as file`, or `.read().wait()`."""

@@ -23,7 +23,7 @@ SUPERUSER = "admin"
 OWNER = "app"
 """Who owns the databases that tests get: nobody special, so that nothing of ours comes to need a superuser."""
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 150.0  # after a crash PostgreSQL syncs every file of every test's database first: half a minute beside busy disks
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",

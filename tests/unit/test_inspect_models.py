@@ -421,8 +421,8 @@ def test_at_a_prompt_questions_are_told_apart_from_effects(tmp_path: Path) -> No
 def test_what_became_of_a_question_is_seen_on_both_databases(journal: tuple[Store, Ask]) -> None:
     store, ask = journal
     hand = hold(store, "r")
-    packed = payload(codec.decode(Prompts().pack(1, {"model": "m"}, [User("hi")])))
-    large, _ = codec.pack(Prompts().pack(1, {"model": "m"}, [User("hi " * 200)]), inline_bytes=100)
+    packed = payload(codec.decode(Prompts().pack(lambda _: 1, {"model": "m"}, [User("hi")])))
+    large, _ = codec.pack(Prompts().pack(lambda _: 1, {"model": "m"}, [User("hi " * 200)]), inline_bytes=100)
 
     def asked(attempt: int = 1) -> ModelCallInitiated:
         return ModelCallInitiated("m", "idempotent", "k", attempt=attempt, args=packed)

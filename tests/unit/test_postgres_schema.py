@@ -241,10 +241,44 @@ def test_a_trigger_that_is_missing_switched_off_or_changed_is_named(store: Postg
         outside.execute(f"DROP TRIGGER {trigger} ON {table}".encode())
         outside.execute(made.encode())
         assert store.problems() == []
+        for spoil in (
+            f"DROP TRIGGER {trigger} ON {table}",
+            f"ALTER TABLE {table} DISABLE TRIGGER {trigger}",
+            f"DROP TRIGGER {trigger} ON {table}; {tame}",
+        ):
+            outside.execute(spoil.encode())
+            (named,) = store.restore_schema(check=True)
+            assert store.problems() == [f"{named}{CHANGED}"]
+            assert store.restore_schema() == [named]
+            assert (store.problems(), store.restore_schema()) == ([], [])
+            assert outside.execute(found.encode(), (trigger, table)).fetchone() == (made,)
 
 
 def problem(trigger: str, table: str, what: str) -> str:
-    return f"the trigger {trigger} on {table} {what}: the database was changed by hand; find out what else was changed"
+    return f"the trigger {trigger} on {table} {what}{CHANGED}"
+
+
+def test_an_index_that_is_missing_is_named_and_made_again(store: PostgresStore) -> None:
+    with raw(store.url) as outside:
+        sql = b"SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema() AND indexdef LIKE 'CREATE INDEX%' ORDER BY 1"
+        made = outside.execute(sql).fetchall()
+        assert len(made) >= 15
+        for name, _ in made:
+            outside.execute(f"DROP INDEX {name}".encode())
+        assert sorted(problem.split()[2] for problem in store.problems()) == [name for name, _ in made]
+        assert len(store.restore_schema()) == len(made)
+        assert outside.execute(sql).fetchall() == made
+    assert store.problems() == []
+
+
+def test_a_trigger_whose_function_is_gone_is_not_made_again_alone(store: PostgresStore) -> None:
+    with raw(store.url) as outside:
+        outside.execute("DROP FUNCTION perdure_refuse CASCADE")
+    with pytest.raises(StoreCorrupt, match=r"the function that it calls is gone too .*; nothing was changed"):
+        store.restore_schema()
+
+
+CHANGED = ": the database was changed by hand; `perdure migrate` makes it again, and find out what else was changed"
 
 
 @pytest.mark.parametrize("function", [name for name in FUNCTIONS if name not in ("perdure_json", "perdure_key")])  # those are no guards

@@ -35,7 +35,7 @@ class Journal:
 
     def ask(self, messages: Sequence[Any], frame: Frame = FRAME) -> int:
         number = len(self.packed) + 1
-        self.packed[number] = self.prompts.pack(number, frame, messages)
+        self.packed[number] = self.prompts.pack(lambda _: number, frame, messages)
         self.whole[number] = codec.encode({**frame, "messages": [to_builtins(message) for message in messages]})
         return number
 
@@ -158,7 +158,7 @@ def test_the_whole_is_the_canonical_request() -> None:
     request = Request("m", (User("é"), Assistant("x", (ToolUse("1", "look", {"b": 1, "a": 2.0}),))), "be kind", (ToolSpec("t", "d", {}),))
     frame = to_builtins(request)
     del frame["messages"]
-    assert codec.decode(Prompts().pack(1, frame, request.messages))["digest"] == codec.digest(encoded(request))
+    assert codec.decode(Prompts().pack(lambda _: 1, frame, request.messages))["digest"] == codec.digest(encoded(request))
 
 
 # -- it stays small --------------------------------------------------------------------------------------------------------
@@ -204,8 +204,9 @@ def test_a_conversation_that_does_not_only_grow_at_its_end_stays_small(change: s
 
 def test_messages_that_are_made_anew_for_every_request_are_not_kept_for_ever() -> None:
     prompts = Prompts()
-    for number in range(1, 400):
-        prompts.pack(number, FRAME, [User(f"{place}") for place in range(20)])
+    numbers = iter(range(1, 400))
+    for _ in range(1, 400):
+        prompts.pack(lambda _: next(numbers), FRAME, [User(f"{place}") for place in range(20)])
     assert len(prompts._known) < 400
 
 
@@ -316,7 +317,7 @@ def test_arguments_that_are_a_request_are_recognised_wherever_they_lie() -> None
         in_a_blob, _ = codec.pack(packed, inline_bytes=10)
         assert in_a_blob.inline is None
         assert is_request(in_a_blob)
-    surrogate = codec.pack(Prompts().pack(1, FRAME, [User("\ud800")]))[0]
+    surrogate = codec.pack(Prompts().pack(lambda _: 1, FRAME, [User("\ud800")]))[0]
     assert surrogate.text
     assert is_request(surrogate)
     for args in ({}, {"digest": "0" * 64}, {"digest": "0" * 64, "then": []}, {"digest": "x", "frame": {}}, [1], "x"):

@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "show": ("perdure.cli.show", "The state of a run, now or as of an event."),
     "events": ("perdure.cli.events", "The journal of a run."),
     "why": ("perdure.cli.why", "One page: done, in doubt, waiting, never started, and what to type next."),
+    "inspect": ("perdure.cli.inspect_run", "The tasks, lines and variables of an agent at an event."),
     "trace": ("perdure.cli.trace", "The causal chain from the beginning to an event, with the decisions on the way."),
     "approvals": ("perdure.cli.approvals", "Approvals that wait for a decision."),
     "approve": ("perdure.cli.approve", "Approve what an approval proposes."),
@@ -56,7 +57,7 @@ VERBS: dict[str, tuple[str, str]] = {
 # Words that users of other tools type → what perdure has instead. docs/glossary.md has the terms.
 _LIST, _EVENTS, _SHOW = "perdure list", "perdure events RUN", "perdure show RUN"
 _CANCEL = "perdure cancel RUN, or with --force without its agent; a worker drains after SIGTERM"
-_AT = "the state after any event: perdure show RUN --at SEQ; the events: perdure events RUN"
+_AT = "the state after any event: perdure show RUN --at SEQ; its lines and variables: perdure inspect RUN --at SEQ"
 _UNDO = "perdure undo RUN undoes what a finished run has done, as far as its tools say how"
 _ANEW = "a run that has ended stays so; begin another one: perdure run TARGET --id NEW_ID"
 _WORKERS = "perdure list --workers shows the workers with their leases, and the queues"
@@ -66,7 +67,8 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("status", "state", "describe", "get", "query"), f"{_SHOW} shows one run, {_LIST} all of them"),
     **dict.fromkeys(("history", "log", "logs", "journal", "event"), f"{_EVENTS} shows the journal; a worker logs to its stderr"),
     **dict.fromkeys(("tail", "watch", "follow"), f"{_EVENTS} --follow"),
-    **dict.fromkeys(("inspect", "explain", "debug"), f"perdure why RUN says what to do; {_SHOW} shows its state, {_EVENTS} its journal"),
+    "explain": f"perdure why RUN says what to do; {_SHOW} shows its state, {_EVENTS} its journal",
+    **dict.fromkeys(("debug", "pdb", "stack", "locals", "breakpoint"), "perdure inspect RUN --at SEQ shows lines and variables; --pdb"),
     **dict.fromkeys(("effects", "calls", "steps", "activities"), f"{_SHOW} shows every call with its result"),
     **dict.fromkeys(("checkpoint", "checkpoints", "snapshot", "snapshots"), f"every step is recorded without a command; {_AT}"),
     **dict.fromkeys(("time-travel", "timetravel", "rewind", "at"), _AT),
@@ -96,7 +98,6 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("cost", "usage", "spend"), "perdure costs"),
     **dict.fromkeys(("lint", "validate"), "perdure check FILE"),
     **dict.fromkeys(("test", "chaos"), "perdure crashtest TARGET kills an agent at every boundary"),
-    "help": "perdure --help, or perdure VERB --help",
     "version": "perdure --version",
 }
 
@@ -112,6 +113,12 @@ class Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(VERBS[name][0]).command
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`perdure help VERB` is `perdure VERB --help`, and `perdure help` is `perdure --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:2], "--help"]
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+from perdure.cli import common
 from perdure.core.times import LATEST_US, micros_of
 from perdure.errors import InvalidInput
 
@@ -39,4 +40,5 @@ def _moment(text: str, option: str) -> int:
         raise InvalidInput(f"{option} {text!r:.60} is not a time; write 15m, 2h, 1d, or an ISO time such as 2026-01-31T14:00Z") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
+        common.note(f"perdure: {option} {text} names no zone, and is taken as UTC: {moment:%Y-%m-%dT%H:%M:%SZ}")
     return micros_of(moment)

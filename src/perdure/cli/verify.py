@@ -50,7 +50,7 @@ def command(
     if run_id is not None and (heads or against is not None):
         raise InvalidInput("the heads are those of the whole journal: leave RUN out, or leave out --heads and --against")
     kept = [] if against is None else read_heads(against)
-    bad = runs = events = 0
+    bad = wrong_rows = runs = events = 0
     with common.existing_store(url) if repair else common.existing_runs(url) as store:
         if heads:
             for head in chain_heads(store):
@@ -67,6 +67,7 @@ def command(
             if row.run_id in ends and (verdict.problem is None or verdict.projection):
                 verdict = structs.replace(verdict, problem=ends[row.run_id], projection=False)
             runs, events, bad = runs + 1, events + verdict.events, bad + (verdict.problem is not None)
+            wrong_rows += verdict.problem is not None and verdict.projection
             if as_json:
                 common.out_json(msgspec.to_builtins(verdict))
             elif verdict.problem is not None or run_id is not None:
@@ -79,10 +80,15 @@ def command(
         else:
             common.out(common.clean(problem))
     if run_id is None and not as_json:
-        written = f"{bad:,} not as they were written" if bad else "all as they were written"
+        damaged = bad - wrong_rows
+        found = [
+            *([f"{plural(damaged, 'journal is', 'journals are')} not as written"] if damaged else []),
+            *([f"{plural(wrong_rows, 'row contradicts its', 'rows contradict their')} sound journal"] if wrong_rows else []),
+        ]
+        written = ", ".join(found) or "all as they were written"
         whole = f"; {plural(len(problems), 'thing is', 'things are')} wrong with the database as a whole" if problems else ""
         gone = f"; {plural(pruned, 'run was', 'runs were')} pruned before" if pruned else ""
-        common.out(f"{plural(runs, 'run')}, {plural(events, 'event')}: {written}{whole}{gone}")
+        common.out(f"checked {plural(runs, 'run')} with {plural(events, 'event')}: {written}{whole}{gone}")
     return common.DIFFERENT if bad or problems else common.SUCCEEDED
 
 

@@ -366,6 +366,7 @@ class RunPaused(Body, frozen=True, tag="run_paused"):
 class RunUnpaused(Body, frozen=True, tag="run_unpaused"):
     by: str
     note: str | None = None
+    early: bool = False  # a run that had not begun: a person begins it before its `not_before`, with the claim that follows
 
 
 class RunAdopted(Body, frozen=True, tag="run_adopted"):
@@ -415,6 +416,38 @@ class RunRequeued(Body, frozen=True, tag="run_requeued"):
 
     by: str
     note: str | None = None
+
+
+class RunReopened(Body, frozen=True, tag="run_reopened"):
+    """A person let the run go on from an earlier point: the events between `back_to` and this event are superseded.
+
+    Superseded events stay in the journal. What they say about the world is still true: a call that was made was made,
+    and a used approval stays used. But the agent does not know them: it is replayed up to `back_to`, and goes on from
+    there (core/history.py).
+    """
+
+    by: str
+    back_to: int  # the seq of the last event that the agent knows
+    reason: str | None = None
+    again: tuple[int, ...] = ()  # calls that failed after `back_to`, and for which the agent waits: they are tried again
+    children: tuple[int, ...] = ()  # calls whose children failed after `back_to`: the same commit reopens these children
+    withdrawn: tuple[int, ...] = ()  # approvals that this event withdraws: the agent no longer waits for them
+    fresh: bool = False  # `read` calls and requests to models are made again, instead of reusing their results
+
+
+class CallRequestedAgain(Body, frozen=True, tag="call_requested_again"):
+    """The agent made a call that a superseded event has requested before: the same tool with the same arguments.
+
+    It is the same call: it has the same number, key and attempts.
+    """
+
+    anew: bool = False  # the recorded result is not used, because of `RunReopened.fresh`
+
+
+class OutcomeReused(Body, frozen=True, tag="outcome_reused"):
+    """The agent gets what a superseded event brought: the result of a call, the end of a child, a signal."""
+
+    of: int  # the seq of that event
 
 
 class RunSucceeded(Body, frozen=True, tag="run_succeeded"):
@@ -479,6 +512,9 @@ AnyBody = (
     | CancelRequested
     | AttentionNeeded
     | RunRequeued
+    | RunReopened
+    | CallRequestedAgain
+    | OutcomeReused
     | RunSucceeded
     | RunFailed
     | RunCancelled

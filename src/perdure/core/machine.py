@@ -24,11 +24,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 from msgspec import Struct
 
 from perdure.core import codec
-from perdure.core.agent_loop import AgentLoop, AgentTask
+from perdure.core.agent_loop import AgentLoop, AgentTask, Timer
 from perdure.core.approval import Approval, Decision, Outcome
+from perdure.core.codec import Payload
 from perdure.core.compat import running_loop, set_current_task, set_running_loop, task_to_leave
-from perdure.core.events import OF_MODEL, AnyBody, Failure, PatchMarked
+from perdure.core.events import OF_MODEL, AnyBody, Event, Failure, PatchMarked
 from perdure.core.failures import describe
+from perdure.core.history import Earlier, Superseded
 from perdure.core.prompt_deltas import LONG_CHARS, Prompts
 from perdure.errors import (
     BudgetExceeded,
@@ -177,6 +179,17 @@ class Edit(NamedTuple):
     after: bytes
 
 
+class Standstill(NamedTuple):
+    """Where an agent stands between two activations, for inspection. Futures are named by their `id()`."""
+
+    main: AgentTask  # it may be done
+    tasks: list[AgentTask]  # the other tasks that are not done
+    calls: dict[int, int]  # future → the number of the call, approval or child whose end fulfils it
+    topics: dict[int, str]  # future → the topic of the signal that fulfils it
+    timers: list[Timer]
+    unread: dict[str, int]  # topic → how many signals have arrived and were not received
+
+
 class _Open(Struct):
     kind: Literal["tool", "approval", "child"]
     callee: Any  # the tool or the agent
@@ -200,13 +213,15 @@ class Machine:
         self.cancel_asked = False
         self.finished = False
         self.cause = 0  # seq of the event that is being delivered; set by the caller of `deliver`
+        self.source = 0  # seq of the event that holds its payload: another one only if a superseded outcome is reused
         self._main_factory: Callable[[Machine], Coroutine[Any, Any, Any]] | None = main
         self._encode = encode
         self._main: AgentTask | None = None
         self._loop = AgentLoop(self, max_steps, is_interrupt)  # type: ignore[abstract]  # unsupported methods are defined by a loop
         self.timers = self._loop.timers  # the pending timers, by number
         self._open: dict[int, _Open] = {}
-        self._calls = 0
+        self._calls = 0  # the highest number in use
+        self._newest = 0  # the number of the newest call: a lower one if that is a superseded call, made again
         self._commands: list[Command] = []
         self._winding_up = False
         self._children: dict[tuple[str, str], Any] = {}  # agents of the children so far, by name and version
@@ -218,6 +233,8 @@ class Machine:
         self._patched: dict[str, bool] = {}
         self.prompts = Prompts()
         self.edits: dict[int, Edit] = {}  # calls whose arguments a person has edited
+        self.earlier = Earlier()  # the superseded calls that the agent may make again, if the run was reopened
+        self._superseded: Superseded | None = None
 
     # -- for the run core and replay ----------------------------------------------------------------------------------
     def start(self, now: int) -> list[Command]:
@@ -239,12 +256,35 @@ class Machine:
         if type(completion) is CallCompleted:  # the common case, without the slower pattern matching in `_take`
             opened, result = self._close(completion.number), completion.result
             if len(result) > LONG_CHARS:
-                self.prompts.recorded(result, self.cause)
+                self.prompts.recorded(result, self.source)
             if not opened.future.done():
                 opened.future.set_result(opened.callee.decode_result(result))
         else:
             self._take(completion)
         return self._settle()
+
+    def reopen(self, earlier: Earlier, load: Callable[[Payload], bytes]) -> None:
+        """The run was reopened, and what the agent asks for from now on belongs to a new branch.
+
+        If the agent makes a call of `earlier` again, the call keeps its number. Other calls get new numbers.
+        """
+        self.earlier, self._superseded, self._calls = earlier, Superseded(earlier.requests, load), earlier.last
+
+    def keeps(self, event: Event) -> bool:
+        """Is the event about a superseded call that the agent has not made again? Then it is kept for that moment.
+
+        A person may resolve the doubt about such a call at any time.
+        """
+        number = event.call
+        if number is None or number in self._open or number not in self.earlier.requests:
+            return False
+        self.earlier.outcomes[number] = [event]
+        return True
+
+    @property
+    def waits_for(self) -> list[int]:
+        """The numbers of the calls, approvals and children that have not ended for the agent."""
+        return list(self._open)
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
@@ -262,14 +302,14 @@ class Machine:
             case ChildEnded(number, run_id, output, problem):
                 opened = self._close(number)
                 if output is not None:
-                    self.prompts.recorded(output, self.cause)
+                    self.prompts.recorded(output, self.source)
                 if output is not None and not opened.future.done():
                     opened.future.set_result(opened.callee.decode_result(output))
                 elif problem is not None:
                     words = {"kind": problem.kind, "type": problem.type, "message": problem.message}
                     _fail(opened, ChildFailed(opened.callee.name, number, run_id=run_id, **words))
             case SignalArrived(topic, payload):
-                self.prompts.recorded(payload, self.cause)
+                self.prompts.recorded(payload, self.source)
                 self._deliver_signal(topic, codec.decode(payload))
             case TimerDue(timer):
                 if not self._loop.fire(timer):
@@ -364,6 +404,31 @@ class Machine:
         """The seq of the event that made the agent set this timer, which is pending."""
         return self._loop.timers[timer].cause
 
+    def standstill(self) -> Standstill:
+        """Where the agent stands now. The machine has been started; nothing of what is returned may be changed."""
+        assert self._main is not None, "a machine that has not started stands nowhere"
+        return Standstill(
+            self._main,
+            [task for task in self._loop.tasks.values() if task is not self._main],
+            {id(opened.future): number for number, opened in self._open.items()},
+            {id(signal): topic for topic, waiting in self._listening.items() for signal in waiting},
+            list(self._loop.timers.values()),
+            {topic: len(signals) for topic, signals in self._buffered.items() if signals},
+        )
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let code run as if the agent ran it, while no other loop is running: a tool that it calls is not performed.
+
+        For a person who looks at a machine with a debugger. What that code asks for is dropped with the machine.
+        """
+        assert running_loop() is None, "the agent's loop would replace a running loop"
+        set_running_loop(self._loop)
+        try:
+            yield
+        finally:
+            set_running_loop(None)
+
     # -- for the agent: tools, models, approvals, children, signals -----------------------------------------------------
     @property
     def now(self) -> int:
@@ -375,17 +440,27 @@ class Machine:
 
         When this method returns, the call has its number, and its command is recorded.
         """
-        number, result = self._begin_call("tool", tool, tool.name, args)
+        return self._call_tool(tool, args, self._number("tool", tool.name, args, tool))
+
+    def _call_tool(self, tool: Callee, args: bytes, number: int) -> Coroutine[Any, Any, Any]:
+        result = self._begin_call(number, "tool", tool, tool.name, args)
         self._commands.append(CallTool(number, tool, args))
         return result
 
     def ask_model(self, make: Callable[[bytes], Callee], frame: Mapping[str, Any], messages: Sequence[Any]) -> Coroutine[Any, Any, Any]:
         """Ask a model. To wait for the answer, await the returned coroutine.
 
-        `make(packed)` returns the callee. `packed` is the request as it is recorded.
+        `make(packed)` returns the callee. `packed` is the request as it is recorded, and `calls` is the call's number.
         """
-        packed = self.prompts.pack(self._calls + 1, frame, messages)
-        return self.call_tool(make(packed), packed)
+        number = 0
+
+        def number_of(digest: str) -> int:
+            nonlocal number
+            number = self._number("model", "", b"", None, digest)
+            return number
+
+        packed = self.prompts.pack(number_of, frame, messages)
+        return self._call_tool(make(packed), packed, number)
 
     def begin_no_more(self, number: int) -> None:
         """Let no further attempt of this call begin.
@@ -398,7 +473,7 @@ class Machine:
     @property
     def calls(self) -> int:
         """The number of the newest call."""
-        return self._calls
+        return self._newest
 
     def take_signals(self, topic: str) -> list[Any]:
         """The signals on this topic that have arrived and were not received yet. Does not wait."""
@@ -406,7 +481,8 @@ class Machine:
 
     def ask_approval(self, action: str, encoded: bytes, policy: Approval, reason: str | None) -> Coroutine[Any, Any, Decision]:
         """Ask people for their approval. To wait for the Decision, await the returned coroutine."""
-        number, result = self._begin_call("approval", None, "run.approve", encoded)
+        number = self._number("approval", action, encoded, None)
+        result = self._begin_call(number, "approval", None, "run.approve", encoded)
         self._commands.append(AskApproval(number, action, encoded, policy, reason))
         return result
 
@@ -417,7 +493,8 @@ class Machine:
             raise InvalidInput(
                 f"two agents are called {agent.name} (version {agent.version}): only one of them would be run; give one another name or version"
             )
-        number, result = self._begin_call("child", agent, agent.name)
+        number = self._number("child", agent.name, args, agent)
+        result = self._begin_call(number, "child", agent, agent.name)
         self._commands.append(StartChild(number, agent, args))
         return result
 
@@ -472,7 +549,7 @@ class Machine:
             case CancelAsked():
                 self.cancel_asked = True
             case SignalArrived(topic, payload):
-                self.prompts.recorded(payload, self.cause)
+                self.prompts.recorded(payload, self.source)
                 self._deliver_signal(topic, codec.decode(payload))
             case _:
                 raise AssertionError(f"{completion} can only answer an agent that has begun")
@@ -481,17 +558,26 @@ class Machine:
         assert self._main_factory is not None, "a machine that was closed does not start"
         return await self._main_factory(self)
 
+    def _number(self, kind: str, name: str, args: bytes, callee: Any, digest: str | None = None) -> int:
+        """The number of the call that the agent makes now."""
+        if self._superseded is not None:
+            again = self._superseded.take(kind, name, args, callee, digest)
+            if again is not None:
+                self._newest = again
+                return again
+        self._calls = self._newest = self._calls + 1
+        return self._newest
+
     def _begin_call(
-        self, kind: Literal["tool", "approval", "child"], callee: Any, name: str, encoded: bytes = b""
-    ) -> tuple[int, Coroutine[Any, Any, Any]]:
+        self, number: int, kind: Literal["tool", "approval", "child"], callee: Any, name: str, encoded: bytes = b""
+    ) -> Coroutine[Any, Any, Any]:
         if sys.exception() is not None:
             self._loop.go_on()
-        self._calls = number = self._calls + 1
         future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
         result = self._result_of(number, future)
         self._open[number] = _Open(kind, callee, future, encoded, result)
         result.__qualname__ = name  # type: ignore[attr-defined]  # shown in "was never awaited"
-        return number, result
+        return result
 
     def _settle_approval(self, settled: ApprovalSettled) -> None:
         opened = self._open.get(settled.number)

@@ -74,8 +74,11 @@ class Prompts:
         if len(encoded) > LONG_CHARS:
             self._texts.setdefault(_hash(encoded), seq)
 
-    def pack(self, number: int, frame: Mapping[str, Any], messages: Sequence[Any]) -> bytes:
-        """The request as it is recorded, with the digest of the whole request, as canonical JSON."""
+    def pack(self, number_of: Callable[[str], int], frame: Mapping[str, Any], messages: Sequence[Any]) -> bytes:
+        """The request as it is recorded, with the digest of the whole request, as canonical JSON.
+
+        `number_of(digest)` returns the number of the call. It is called once, after the request was encoded.
+        """
         known = [self._message(message) for message in messages]
         head, tail = _around(frame)
         items = self._items(known)
@@ -94,6 +97,7 @@ class Prompts:
         encoded = codec.encode(packed)
         # Remember the request only after encoding succeeded: a request that cannot be recorded is never made, and no
         # item may refer to such a request.
+        number = number_of(digest)
         self._frames.setdefault(framed, number)
         self._remember(number, known, head, hashed)
         return encoded
@@ -245,6 +249,17 @@ def is_request(args: Payload | None) -> bool:
         return False
     inline = args.inline
     return _PACKED.match(str(args.preview) if inline is None else inline[:_TELLS].decode("utf-8", "replace")) is not None
+
+
+def request_digest(args: Payload) -> str:
+    """The digest of a whole request, from its packed form. Works for inline payloads and blobs."""
+    inline = args.inline
+    return digest_in(str(args.preview).encode() if inline is None else inline)
+
+
+def digest_in(packed: bytes) -> str:
+    """The digest of the whole request, which stands at the beginning of its packed form."""
+    return packed[len(b'{"digest":"') :][:64].decode()
 
 
 def told(packed: bytes) -> PromptTold:

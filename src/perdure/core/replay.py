@@ -21,14 +21,13 @@ from perdure.core.events import (
     ApprovalExpired,
     ApprovalRequested,
     ApprovalWithdrawn,
+    CallRequestedAgain,
     CancelRequested,
     ChildFinished,
     ChildStarted,
-    DecisionMade,
     Event,
     Failure,
-    ModelCallCompleted,
-    ModelCallFailed,
+    OutcomeReused,
     PatchMarked,
     PlanGenerated,
     RunCancelled,
@@ -37,8 +36,6 @@ from perdure.core.events import (
     RunReleased,
     RunSucceeded,
     SignalReceived,
-    StatusReported,
-    ThoughtRecorded,
     TimerFired,
     ToolCallCompleted,
     ToolCallFailed,
@@ -48,6 +45,7 @@ from perdure.core.events import (
     encode_body,
     tag_of,
 )
+from perdure.core.history import WAKES, History, history, is_stated
 from perdure.core.machine import (
     Abandon,
     ApprovalSettled,
@@ -76,20 +74,6 @@ from perdure.core.state import refusal
 from perdure.errors import Diverged
 
 _ASKED = frozenset((CallTool, AskApproval, StartChild))
-_STATED = frozenset(
-    (
-        ThoughtRecorded,
-        DecisionMade,
-        PlanGenerated,
-        StatusReported,
-        PatchMarked,
-        ToolCallProposed,
-        ChildStarted,
-        RunSucceeded,
-        RunFailed,
-        RunCancelled,
-    )
-)
 
 
 class Frontier(Struct):
@@ -150,69 +134,79 @@ def _settled(number: int, body: ApprovalDecided | ApprovalExpired | ApprovalWith
             return ApprovalSettled(number, "withdrawn", failure=refusal("withdrawn", None, None))
 
 
-def is_stated(event: Event) -> bool:
-    """Did the machine itself state this event? Other events come from the worker or from outside."""
-    body = event.body
-    if isinstance(body, ToolCallInitiated):
-        # If the call was proposed, the proposal is the machine's statement. An intent with arguments that a person
-        # edited is no statement of the machine.
-        return body.attempt == 1 and body.args is not None and body.approval is None
-    if isinstance(body, ApprovalRequested):
-        return body.tool is None  # the approval of a tool call is requested by the run core, not by the agent
-    if isinstance(body, RunCancelled):
-        return body.forced_by is None  # otherwise a person ended the run without its agent
-    return type(body) in _STATED
-
-
-def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], bytes], begun: Frontier | None = None) -> Frontier:
+def replay(
+    machine: Machine,
+    events: Sequence[Event],
+    load: Callable[[Payload], bytes],
+    begun: Frontier | None = None,
+    *,
+    until: int | None = None,
+) -> Frontier:
     """Bring a machine to the end of the journal, or raise Diverged at the first difference.
 
     The machine is new. Or it was kept when its run was parked: then `begun` is the frontier of that time, and `events`
-    are the events since.
+    are the events since. With `until`, the last event that is delivered is the event with this number, or an earlier
+    one. Pass all events up to the next `run_reopened` then, too: what the agent states after its last activation, and its
+    patches, are compared with the events that follow.
     """
+    past = history(events)
     stated: dict[int, list[Event]] = {}
-    last = 0
-    for event in events:
+    last, newest = 0, past.branches[-1] if past.branches else None
+    for event in past.events:
         if type(event.body) in _PASSES:
-            last = event.seq
+            # The commit that reopened the run brings completions to which the agent has not reacted yet.
+            if newest is None or event.seq > newest.after or event.seq < newest.at:
+                last = event.seq
         elif is_stated(event):
             assert event.cause is not None
             stated.setdefault(event.cause, []).append(event)
     machine.patches |= {event.body.name for some in stated.values() for event in some if isinstance(event.body, PatchMarked)}
     frontier = Frontier({}, set(), []) if begun is None else begun
     with machine.replayed():
-        _replay(machine, events, stated, last, frontier, load, started=begun is not None)
+        _replay(machine, past, stated, last, frontier, load, until, started=begun is not None)
     machine.replaying = False
     if stated:
         first = min(stated.values(), key=lambda some: some[0].seq)[0]
-        raise _missing(first)
+        assert first.cause is not None
+        if until is None or first.cause <= until:
+            raise _missing(first)
+        if frontier.pending:
+            raise _unrecorded(frontier, first)
     return frontier
 
 
 def _replay(
     machine: Machine,
-    events: Sequence[Event],
+    past: History,
     stated: dict[int, list[Event]],
     last: int,
     frontier: Frontier,
     load: Callable[[Payload], bytes],
+    until: int | None,
     *,
     started: bool,
 ) -> None:
     """Deliver each event that wakes the machine, and compare the machine's statements with the recorded ones."""
-    for event in events:
-        kind = type(event.body)
-        if kind in _WAKES:
-            completion = completion_of(event, load)
-            if completion is None or machine.finished:
+    branches = list(reversed(past.branches))
+    for event in past.events:
+        kind, seq = type(event.body), event.seq
+        if until is not None and seq > until:
+            return
+        while branches and seq >= branches[-1].at:
+            machine.reopen(branches.pop().earlier, load)
+        source = event
+        if kind in WAKES:
+            if kind is OutcomeReused:
+                source = past.sources[event.body.of]  # type: ignore[union-attr]
+            completion = completion_of(source, load)
+            if completion is None or machine.finished or machine.keeps(event):
                 continue
         elif kind is RunClaimed and not started:
             completion = None
         else:
             continue
-        seq = event.seq
         recorded = stated.pop(seq, _NOTHING)
-        machine.cause, machine.replaying = seq, seq < last or bool(recorded)
+        machine.cause, machine.source, machine.replaying = seq, source.seq, seq < last or bool(recorded)
         if completion is None:
             started = True
             commands = machine.start(event.ts)
@@ -226,26 +220,10 @@ def _replay(
 
 
 _NOTHING: list[Event] = []
-_WAKES = frozenset(
-    (
-        *(
-            ToolCallCompleted,
-            ToolCallFailed,
-            ModelCallCompleted,
-            ModelCallFailed,
-            ToolCallResolved,
-            TimerFired,
-            SignalReceived,
-            ChildFinished,
-            CancelRequested,
-        ),
-        *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
-    )
-)
 # The replay ends at the last of these events, if that event has no recorded statements. From then on the agent states
 # something new, so `patched` is True. A failure that is not final belongs to these events, because a retry follows it.
 # `run_released` belongs to them, because the agent had handled everything before the release.
-_PASSES = _WAKES | {RunReleased}
+_PASSES = WAKES | {RunReleased}
 
 
 def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event], cause: Event, load: Callable[[Payload], bytes]) -> None:
@@ -270,13 +248,7 @@ def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event],
     if at < len(recorded):
         raise _missing(recorded[at])
     if at and frontier.pending and any(earlier != cause.seq for earlier, _ in frontier.pending):
-        earlier, command = frontier.pending[0]
-        raise Diverged(
-            f"the code asks for {_asked(command)} after event {earlier}, where the journal has nothing; the journal goes on with "
-            f"{_recorded(recorded[0].body, recorded[0].call)} at event {recorded[0].seq}",
-            seq=earlier,
-            call=command.number if isinstance(command, Asked) else None,
-        )
+        raise _unrecorded(frontier, recorded[0])
 
 
 def _without_old_marks(recorded: list[Event], commands: list[Command]) -> list[Event]:
@@ -291,6 +263,8 @@ def _different(command: Command, event: Event, load: Callable[[Payload], bytes])
         + _more_about(command, event, load),
         seq=event.seq,
         call=command.number if isinstance(command, Asked) else event.call,
+        recorded=_recorded(event.body, event.call),
+        asked=_asked(command) + _more_about(command, event, load),
     )
 
 
@@ -307,6 +281,9 @@ def _more_about(command: Command, event: Event, load: Callable[[Payload], bytes]
 
 def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> bool:
     body = event.body
+    if type(body) is CallRequestedAgain:
+        # The machine has found the superseded call by its tool and arguments, and has given the call its number.
+        return type(command) in _ASKED and event.call == command.number  # type: ignore[union-attr]
     if type(command) is CallTool:  # the common case, without the slower pattern matching below
         tool = command.tool
         if not isinstance(body, (ToolCallInitiated, ToolCallProposed)) or event.call != command.number or body.tool != tool.name:
@@ -394,6 +371,8 @@ def _recorded(body: AnyBody, call: int | None) -> str:
             return f"child {call}: {agent}({_shown(args)})"
         case PatchMarked(name=name):
             return f"the mark of the change {name!r}"
+        case CallRequestedAgain():
+            return f"call {call}, made again"
         case PlanGenerated():
             return _plan(body)
         case RunSucceeded(output=output):
@@ -426,6 +405,7 @@ def _missing(event: Event) -> Diverged:
         f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code does not ask for it",
         seq=event.seq,
         call=event.call,
+        recorded=_recorded(event.body, event.call),
     )
 
 
@@ -434,6 +414,18 @@ def _beyond(command: Command, cause: Event, last: Event) -> Diverged:
         f"after event {cause.seq} the journal ends with {_recorded(last.body, last.call)} at event {last.seq}; the code also asks for {_asked(command)}",
         seq=last.seq,
         call=command.number if isinstance(command, Asked) else None,
+        asked=_asked(command),
+    )
+
+
+def _unrecorded(frontier: Frontier, then: Event) -> Diverged:
+    earlier, command = frontier.pending[0]
+    return Diverged(
+        f"the code asks for {_asked(command)} after event {earlier}, where the journal has nothing; the journal goes on with "
+        f"{_recorded(then.body, then.call)} at event {then.seq}",
+        seq=earlier,
+        call=command.number if isinstance(command, Asked) else None,
+        asked=_asked(command),
     )
 
 

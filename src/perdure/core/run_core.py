@@ -32,7 +32,7 @@ from perdure.core import codec
 from perdure.core.agent_loop import DoesNotRest
 from perdure.core.approval import Expire, Withdraw
 from perdure.core.budget import NOTHING, Amounts, Charge, amounts_of, exceeded, most_of
-from perdure.core.codec import Payload
+from perdure.core.codec import Payload, decode
 from perdure.core.decide import (
     GiveUp,
     Park,
@@ -60,6 +60,7 @@ from perdure.core.events import (
     AttentionNeeded,
     BudgetExceeded,
     BudgetRaised,
+    CallRequestedAgain,
     CancelRequested,
     ChildFinished,
     ChildStarted,
@@ -67,6 +68,7 @@ from perdure.core.events import (
     Event,
     Failure,
     Limits,
+    OutcomeReused,
     PinChanged,
     PlanGenerated,
     Reason,
@@ -75,6 +77,7 @@ from perdure.core.events import (
     RunFailed,
     RunPaused,
     RunReleased,
+    RunReopened,
     RunSucceeded,
     RunUnpaused,
     SignalReceived,
@@ -148,7 +151,7 @@ from perdure.core.steps import (
     TakePlace,
     Transaction,
 )
-from perdure.core.suspects import is_poison
+from perdure.core.suspects import goes_further, is_poison
 from perdure.errors import Diverged, InvalidInput, PerdureError, StoreUnavailable
 
 T = TypeVar("T")
@@ -338,7 +341,8 @@ class RunCore:
         self._withdrawn: set[int] = set()  # approvals to withdraw
         self._settling: set[int] = set()  # approvals that the engine was told to settle
         self._compared: set[str] = set()  # names of tools whose pin was compared with the recorded pin
-        self._refused: deque[Event] = deque()  # failures recorded during `_obey`; delivered after the last command
+        # Failures and reused outcomes that were recorded during `_obey`: delivered after the last command.
+        self._refused: deque[tuple[Event, Event]] = deque()  # (event, the event that holds the completion)
         self._obeying = False
         self._ended_mono: dict[int, int] = {}  # → when the last attempt ended in this worker without a result
         self._claimed_mono = 0
@@ -566,6 +570,8 @@ class RunCore:
                 self._last_news = None
             elif type(event.body) in _NEWS:
                 self._last_news = self._mono
+            elif type(event.body) is RunReopened and circles is not None:
+                watch = CircleWatch(circles)  # the agent went back: what it did before does not count
             if watch is not None:
                 watch.observe(event, None if event.call is None else state.calls.get(event.call))
         if journal.epoch not in (None, state.epoch):
@@ -596,7 +602,7 @@ class RunCore:
             self.closing = PendingRelease("paused", f"a person who unpauses it; {state.paused.by} paused it")
         if watch is not None and watch.circling is not None:
             self._attend("circling", watch.circling)  # the previous worker died before it could release the run
-        elif is_poison(state.crashes, state.crashes_alone, self._settings.poison_limit):
+        elif not self._came_further() and is_poison(state.crashes, state.crashes_alone, self._settings.poison_limit):
             deaths = f"{state.crashes} workers in a row died while they drove this run, and no call ended in between"
             self._attend("poison", f"{deaths}; in {state.crashes_alone} of these deaths it was the worker's only suspect")
         else:
@@ -605,6 +611,10 @@ class RunCore:
             except Exception as error:
                 self._go_wrong(error)
         yield from self._go_on()
+
+    def _came_further(self) -> bool:
+        """Has an attempt that was cut off come further than the attempts before? The next event about its call records that."""
+        return any(goes_further(self.state.open[number].furthest, decode(progress)) for (number, _), progress in self._cut_off.items())
 
     def _rebuild(self, events: Sequence[Event]) -> Asking[None]:
         state = self.state
@@ -620,6 +630,11 @@ class RunCore:
             self._forget_arguments(number)
         open_before, known = list(state.open.values()), state.numbers
         yield from self._obey(frontier.pending)
+        # The last worker was closing when the agent made these calls again.
+        for number in [number for number in self._machine.waits_for if number in self._machine.earlier.outcomes]:
+            if number <= known and not state.is_open(number):
+                self._reuse_outcome(number, state.seq)
+        yield from self._obey(())
         yield from self._read_answers()
         for call in open_before:
             # If post has just started the call, no decision is needed: the call was not cut off and is not in doubt.
@@ -656,19 +671,20 @@ class RunCore:
         return self._stored[payload.blob] if recorded is None else recorded
 
     # -- commands of the agent ------------------------------------------------------------------------------------------
-    def _deliver(self, event: Event, completion: Completion | None = None) -> Asking[None]:
+    def _deliver(self, event: Event, completion: Completion | None = None, source: Event | None = None) -> Asking[None]:
         """Deliver the event to the machine, and carry out the machine's commands.
 
-        While the run is closing, nothing is delivered: the next worker delivers the event.
+        `source`: the event that holds the completion, if `event` says that a superseded outcome is reused. While the run is closing, nothing is delivered: the next worker delivers the event.
         """
         machine = self._machine
         if self.closing is not None:
             return _NO_QUESTION
         assert machine is not None
-        completion = completion or completion_of(event, self._load)
-        if completion is None or machine.finished:
+        source = source or event
+        completion = completion or completion_of(source, self._load)
+        if completion is None or machine.finished or machine.keeps(event):
             return _NO_QUESTION
-        machine.cause = event.seq
+        machine.cause, machine.source = event.seq, source.seq
         commands = machine.deliver(event.ts, completion)
         if len(commands) > 1:
             # `Abandon` comes last. It may fail a call, that failure may end the run, and nothing can be recorded after
@@ -697,7 +713,8 @@ class RunCore:
             if broken is not None:
                 raise broken
             while outermost and self._refused:
-                yield from self._deliver(self._refused.popleft())
+                event, source = self._refused.popleft()
+                yield from self._deliver(event, source=source)
         finally:
             if outermost:
                 self._obeying = False
@@ -713,6 +730,8 @@ class RunCore:
                 self._record(RunFailed(failure), cause=cause)
             case Finish(Cancelled()):
                 self._record(RunCancelled(self.state.cancel.reason if self.state.cancel else None), cause=cause)
+            case AskApproval() | StartChild() if command.number <= self.state.numbers:
+                yield from self._request_again(command.number, cause)
             case AskApproval():
                 self._ask_approval(command, cause)
             case StartChild():
@@ -731,6 +750,8 @@ class RunCore:
         """The agent makes a call: start the call, or propose it and wait for an approval, a rate limit or a budget."""
         tool, number = command.tool, command.number
         self._asked[number] = command
+        if number <= self.state.numbers:
+            return self._request_again(number, cause)
         if self.closing is not None:
             self._propose(command, cause, "handover")
             return _NO_QUESTION
@@ -761,6 +782,25 @@ class RunCore:
             case Over():
                 self._propose(command, cause, "budget")
                 yield from self._over_budget(self.state.calls[number], barrier)
+
+    def _request_again(self, number: int, cause: int) -> Asking[None]:
+        """The agent made a call that it has made before the run was reopened. It is the same call (core/history.py)."""
+        state = self.state
+        call = state.calls.get(number)
+        anew = state.fresh and call is not None and call.phase == "completed" and call.effect == "read"
+        event = self._record(CallRequestedAgain(anew), call=number, cause=cause)
+        if not state.is_open(number):
+            self._reuse_outcome(number, event.seq)
+        elif call is not None and self.closing is None and number not in self._due and not self._is_busy(number):
+            yield from self._consider(call)
+
+    def _reuse_outcome(self, number: int, cause: int) -> None:
+        """Record that the agent gets the outcome of a superseded call. It is delivered after the agent's commands."""
+        assert self._machine is not None
+        if self.closing is not None:
+            return  # nothing is delivered while the run is closing: the next worker does this
+        for source in self._machine.earlier.outcomes.get(number, ()):
+            self._refused.append((self._record(OutcomeReused(source.seq), call=number, cause=cause), source))
 
     def _propose(
         self, command: CallTool, cause: int, until: Literal["approval", "rate", "budget", "handover"], at: int | None = None
@@ -899,7 +939,8 @@ class RunCore:
         The failure is delivered after all commands of the activation are recorded.
         """
         failed = self._tool_call(call).tool.events.failed
-        self._refused.append(self._record(failed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq))
+        event = self._record(failed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq)
+        self._refused.append((event, event))
         if not self._obeying:
             yield from self._obey(())
 
@@ -1270,8 +1311,8 @@ class RunCore:
                 self._record(body, cause=before, event_id=event_id)
             case SignalReceived():
                 yield from self._deliver(self._record(body, cause=before, event_id=event_id))
-            case ToolCallResolved() if row.call in state.open and self._is_about(body, state.open[row.call]):
-                yield from self._hear_of_resolution(state.open[row.call], body, event_id)
+            case ToolCallResolved() if row.call in state.calls and self._is_about(body, state.calls[row.call]):
+                yield from self._hear_of_resolution(state.calls[row.call], body, event_id)
             case ApprovalVoted() | ApprovalEscalated() | ApprovalDecided() | ApprovalExpired() | ApprovalWithdrawn() if (
                 row.call in state.asks
             ):
@@ -1295,7 +1336,7 @@ class RunCore:
         charged = structs.replace(body, usage=call.cost_if(body.outcome))
         event = self._record(charged, call=call.number, cause=call.last_seq, event_id=event_id)
         yield from self._deliver(event)
-        if not call.ended and self.closing is None:
+        if call.number in self.state.open and self.closing is None:
             yield from self._consider(call)
 
     def _hear_of_approval(self, ask: AskState, body: _Decision, event_id: str | None) -> Asking[None]:

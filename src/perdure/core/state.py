@@ -8,18 +8,21 @@ The fold changes one RunState in place. Its time is linear in the number of even
     proposed | approved ──→ started(1)
     started(k) ──→ completed | failed | retry_wait → started(k+1) | in_doubt
     in_doubt   ──→ completed | failed (resolved)   | did not happen → idle → started(k+1) | retry_wait (ask again later)
+
+If a person reopens the run (`run_reopened`), the agent goes back to an earlier point, and the world does not. So the
+calls keep their states; only a call that failed may be tried again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct, structs
 
 from perdure.core.approval import usable_until
 from perdure.core.budget import NOTHING, Amounts, amounts_of, most_of, rest_of
-from perdure.core.codec import Payload
+from perdure.core.codec import Payload, decode
 from perdure.core.events import (
     AnyBody,
     ApprovalDecided,
@@ -31,6 +34,7 @@ from perdure.core.events import (
     AttentionNeeded,
     BudgetExceeded,
     BudgetRaised,
+    CallRequestedAgain,
     CancelRequested,
     ChildFinished,
     ChildStarted,
@@ -39,6 +43,7 @@ from perdure.core.events import (
     Event,
     Failure,
     Limits,
+    OutcomeReused,
     PatchMarked,
     PinChanged,
     PlanGenerated,
@@ -50,6 +55,7 @@ from perdure.core.events import (
     RunFailed,
     RunPaused,
     RunReleased,
+    RunReopened,
     RunRequeued,
     RunSucceeded,
     RunUnpaused,
@@ -69,6 +75,7 @@ from perdure.core.events import (
 from perdure.core.events import Status as Status
 from perdure.core.failures import IN_DOUBT_KINDS
 from perdure.core.identity import CallKeys
+from perdure.core.suspects import goes_further
 from perdure.core.transitions import landing
 from perdure.errors import StoreCorrupt
 
@@ -113,11 +120,16 @@ TRANSITIONS: dict[tuple[Phase, str], Phase] = {
     ("in_doubt", "resolved_failed"): "failed",
     ("idle", "initiated"): "started",
     ("idle", "failed_for_good"): "failed",
+    # A person reopened the run, and the agent makes the call again, or still waits for it.
+    ("failed", "again"): "idle",
+    ("failed", "again_in_doubt"): "in_doubt",  # the failure does not prove that the effect did not happen
+    ("completed", "again"): "idle",  # only `read` calls and requests to models
 }
 
 
 _ABOUT_ASKS = frozenset((ApprovalRequested, ApprovalVoted, ApprovalDecided, ApprovalEscalated, ApprovalExpired, ApprovalWithdrawn))
 _ABOUT_CHILDREN = frozenset((ChildStarted, ChildFinished))
+_ABOUT_BRANCHES = frozenset((CallRequestedAgain, OutcomeReused))
 
 
 class CallState(Struct, gc=False):
@@ -132,6 +144,7 @@ class CallState(Struct, gc=False):
     first_ts: int
     keys: CallKeys
     phase: Phase = "proposed"
+    asked_seq: int = 0  # the seq of the event with which the agent last requested the call
     attempt: int = 0
     intent_seq: int = 0  # the seq of the last attempt's intent
     last_seq: int = 0
@@ -154,6 +167,7 @@ class CallState(Struct, gc=False):
     worker_may_live: bool = False
     loose: bool = False  # some attempt may still be running: "not found" proves nothing about that attempt
     progress: Payload | None = None  # the last progress that an attempt reported and an event recorded
+    furthest: Any = None  # the furthest of these, decoded; see goes_further
     resolved_by: str | None = None
     approval: str | None = None  # the id of the call's approval, if the call needs an approval
     withdrawn: int = 0  # how many attempts never began although their intents were recorded
@@ -235,6 +249,7 @@ class ChildState(Struct, gc=False):
     started_at: int
     ended: ChildFinished | None = None
     ended_at: int = 0
+    asked_seq: int = 0  # as in CallState
 
 
 _NO_KEYS = CallKeys("", "")
@@ -248,6 +263,8 @@ class RunState(Struct, gc=False, eq=False):
     status: Status = "queued"
     seq: int = 0
     epoch: int = 0
+    reopened: int = 0  # how often people have reopened the run
+    fresh: bool = False  # the last `run_reopened` says so
     created_at: int = 0
     updated_at: int = 0
     started_seq: int | None = None
@@ -297,7 +314,7 @@ class RunState(Struct, gc=False, eq=False):
         """Fold the next event into the state."""
         if event.seq != self.seq + 1:
             raise StoreCorrupt(f"{self._name()}: event {event.seq} follows event {self.seq}", hint="`perdure verify` tells what is missing")
-        if self.status in FINISHED:
+        if self.status in FINISHED and type(event.body) is not RunReopened:
             raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) comes after the run's end")
         self.seq = event.seq
         self.epoch = event.epoch
@@ -307,7 +324,9 @@ class RunState(Struct, gc=False, eq=False):
             self._apply_run(event)
             return
         kind = type(event.body)
-        if kind in _ABOUT_ASKS:
+        if kind in _ABOUT_BRANCHES:
+            self._apply_again(event, number)
+        elif kind in _ABOUT_ASKS:
             self._apply_ask(event, number)
         elif kind in _ABOUT_CHILDREN:
             self._apply_child(event, number)
@@ -371,7 +390,9 @@ class RunState(Struct, gc=False, eq=False):
                 self.over = body
             case BudgetRaised():
                 self.budget = None if self.budget is None else raised(self.budget, body.added)
-            case ThoughtRecorded() | DecisionMade() | PlanGenerated():
+            case RunReopened():
+                self._reopen(event, body)
+            case ThoughtRecorded() | DecisionMade() | PlanGenerated() | OutcomeReused():
                 pass
             case _:
                 raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) names no call")
@@ -390,6 +411,56 @@ class RunState(Struct, gc=False, eq=False):
         if body.takeover:
             self.crashes += 1
             self.crashes_alone += body.lost_with == 0
+
+    def _take_progress(self, call: CallState, progress: Payload | None) -> None:
+        if progress is None:
+            return
+        call.progress = progress
+        if (reported := progress.inline) is not None and goes_further(call.furthest, now := decode(reported)):
+            call.furthest = now
+            self.crashes = self.crashes_alone = 0
+
+    def _reopen(self, event: Event, body: RunReopened) -> None:
+        """Go back to `back_to` in everything that only the agent knows. The calls stay as they are in the world."""
+        if self.status == "succeeded" or not 1 <= body.back_to < event.seq:
+            raise StoreCorrupt(
+                f"{self._name()}: event {event.seq} reopens a run that has succeeded, or goes back to an event that it has not"
+            )
+        self.reopened, self.fresh = self.reopened + 1, body.fresh
+        self.status, self.worker = "queued", None
+        self.output = self.failure = self.cancel = self.paused = self.attention = self.over = self.said = None
+        self.waiting_for = self.wake_at = self.short_since = None
+        self.crashes = self.crashes_alone = 0
+        self.timers = {}
+        for number in body.withdrawn:
+            ask = self.asks.get(number)
+            if ask is None:
+                raise StoreCorrupt(f"{self._name()}: event {event.seq} withdraws an approval of call {number}, which has none")
+            self._settle(ask, event, "withdrawn")
+        for call in [call for call in self.open.values() if call.asked_seq > body.back_to]:
+            # A call that may have happened stays in doubt, and its possible cost stays reserved. Its worker may be
+            # alive: no claim of another worker has said otherwise.
+            del self.open[call.number]
+            if call.phase == "started":
+                call.quiet_since, call.worker_may_live = event.ts, True
+        for number in body.again:
+            self.open[number] = self._known(event, number)
+            self._again(self.open[number], event)
+        for number in body.children:
+            child = self.children.get(number)
+            if child is None:
+                raise StoreCorrupt(f"{self._name()}: event {event.seq} reopens call {number}, which is no child")
+            child.ended, child.ended_at, self.alive[number] = None, 0, child
+
+    def _again(self, call: CallState, event: Event) -> None:
+        """Make another attempt of an ended call possible. If the call may have happened, it is in doubt."""
+        certain = is_repeatable(call)
+        self._move(call, event, "again" if certain else "again_in_doubt")
+        call.doubtful = not certain
+        call.doubt = None if certain else "it failed before the run was reopened, and that does not prove that it did not happen"
+        call.failed = call.failed_at = call.asks = 0
+        call.retry_at = call.turn = call.resolved_by = None
+        call.last_seq, call.last_ts = event.seq, event.ts
 
     def _let_loose(self) -> None:
         for call in self.open.values():
@@ -455,11 +526,29 @@ class RunState(Struct, gc=False, eq=False):
         call.failure = refusal(outcome, ask.by, ask.note)
         self.open.pop(ask.number, None)
 
+    def _apply_again(self, event: Event, number: int) -> None:
+        """The agent made a superseded call again, or got the outcome of such a call."""
+        body, call = event.body, self.calls.get(number)
+        if call is None and number not in self.children and number not in self.asks:
+            raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is about call {number}, which was never initiated")
+        if not isinstance(body, CallRequestedAgain):
+            return
+        if call is None:
+            if (child := self.children.get(number)) is not None:
+                child.asked_seq = event.seq
+            return
+        call.asked_seq = event.seq
+        if not call.ended:
+            self.open[number] = call
+        elif body.anew or (call.phase == "failed" and not is_certain_end(call)):
+            self.open[number] = call
+            self._again(call, event)
+
     def _apply_child(self, event: Event, number: int) -> None:
         body = event.body
         if isinstance(body, ChildStarted):
             self._new_number(event, number)
-            child = ChildState(number, body.agent, body.version, body.run_id, body.input, event.seq, event.ts)
+            child = ChildState(number, body.agent, body.version, body.run_id, body.input, event.seq, event.ts, asked_seq=event.seq)
             self.children[number] = self.alive[number] = child
             return
         assert isinstance(body, ChildFinished)
@@ -480,7 +569,7 @@ class RunState(Struct, gc=False, eq=False):
         if not isinstance(body, (ToolCallInitiated, ToolCallProposed)):
             return self._known(event, number)
         self._new_number(event, number)
-        call = CallState(number, body.tool, body.effect, body.key, body.args, event.seq, event.ts, self.keys)
+        call = CallState(number, body.tool, body.effect, body.key, body.args, event.seq, event.ts, self.keys, asked_seq=event.seq)
         self.calls[number] = self.open[number] = call
         return call
 
@@ -536,7 +625,7 @@ class RunState(Struct, gc=False, eq=False):
                 call.withdrawn += body.failure.type == NOT_STARTED
                 self._move(call, event, "failed_for_good" if body.final else "failed")
                 self._count(call, body.attempt, body.failure, event.ts)
-                call.progress = body.progress or call.progress
+                self._take_progress(call, body.progress)
                 self._take_time(call, event.ts - call.started_at if began else 0)
                 self._settle_cost(call, body.usage, still=None if body.final else call.unsettled)
                 if body.failure.type == NOT_STARTED:
@@ -548,7 +637,7 @@ class RunState(Struct, gc=False, eq=False):
                 self._move(call, event, "in_doubt")
                 self._count(call, body.attempt, body.failure, event.ts)
                 call.doubt, call.doubtful = body.why, True
-                call.progress = body.progress or call.progress
+                self._take_progress(call, body.progress)
                 call.loose = call.loose or body.loose
             case RetryScheduled() if body.turn:
                 call.turn = body.at
@@ -627,6 +716,26 @@ class RunState(Struct, gc=False, eq=False):
 
     def _name(self) -> str:
         return f"run {self.created.run_id}" if self.created else "journal"
+
+
+# A failure of one of these kinds proves that the effect did not happen.
+_PROOF = frozenset(("not_sent", "rate_limited", "refused", "rejected", "expired", "withdrawn", "over_budget"))
+
+
+def is_repeatable(call: CallState) -> bool:
+    """May this call, which has ended, be attempted again without a look at what became of it?
+
+    A `keyed` call may not: its key protects it only for a time, and `core/decide.py` knows that time.
+    """
+    if call.effect in ("read", "idempotent", "transaction"):
+        return True
+    assert call.failure is not None, call
+    return call.resolved_by is None and not call.doubtful and call.failure.kind in _PROOF
+
+
+def is_certain_end(call: CallState) -> bool:
+    """Did the failed call certainly happen? Then it is never attempted again: only its result cannot be recorded."""
+    return call.failure is not None and call.failure.kind == "not_encodable"
 
 
 def _unsettled(call: CallState, doubt: ToolCallInDoubt) -> Usage | None:

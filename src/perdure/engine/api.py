@@ -17,7 +17,7 @@ so no detail of perdure's stores may appear in this interface:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from msgspec import Struct
@@ -25,7 +25,7 @@ from msgspec import Struct
 from perdure.core.approval import Vote
 from perdure.core.events import AnyBody, Event, RunCancelled
 from perdure.errors import NotFound
-from perdure.store.api import ApprovalRow, NewRun, RunRow
+from perdure.store.api import ApprovalRow, NewRun, Reopen, RunRow
 from perdure.store.api import Reading as Reading
 from perdure.store.url import shown_url
 
@@ -94,13 +94,19 @@ class Engine(Protocol):
         Errors: NotFound, RunEnded; AlreadyRunning; Conflict if `seen` is given and is not the run's last event.
         """
 
+    async def reopen(self, runs: Sequence[Reopen]) -> None:
+        """Let these runs go on from an earlier event, all of them or none. Each has failed, was cancelled, or waits.
+
+        Errors: NotFound; AlreadyRunning; Conflict if a run has succeeded or has newer events than `Reopen.seen`.
+        """
+
     async def result(self, run_id: str) -> RunResult:
         """Wait until the run has ended, or until the run, or a child for which it waits, needs a person.
 
         If the engine knows the run's agent, it drives the run.
         """
 
-    def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+    def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
         """The events after `after`, then each new event, until the run has ended."""
 
     # -- driving runs in this process ---------------------------------------------------------------------------------

@@ -171,6 +171,8 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"reason": body.reason}
         case CancelRequested() | RunPaused():
             return {"reason": body.reason}
+        case RunUnpaused(early=True):
+            return {"note": body.note, "early": True}
         case RunRequeued() | RunUnpaused():
             return {"note": body.note}
         case RunAdopted():

@@ -106,12 +106,12 @@ class Model(ABC):
             return self.answer(request, Call.outside())
         frame = to_builtins(structs.replace(request, messages=()))
         del frame["messages"]
-        number, prompts = machine.calls + 1, machine.prompts
 
-        def heard(answer: Answer) -> None:
-            prompts.answered(number, answer.message)
+        def question(packed: bytes) -> ModelQuestion:
+            number, prompts = machine.calls, machine.prompts
+            return ModelQuestion(self, request, packed, lambda answer: prompts.answered(number, answer.message))
 
-        return machine.ask_model(lambda packed: ModelQuestion(self, request, packed, heard), frame, said)
+        return machine.ask_model(question, frame, said)
 
     def say(self, call: Call, text: str) -> None:
         """Pass a piece of the answer to the listener.

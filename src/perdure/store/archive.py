@@ -118,7 +118,7 @@ class Wholes(Part):
         return [RateRow(*row) for row in self._database.read("rates")]
 
     def take_in_rates(self, rates: Sequence[RateRow]) -> None:
-        """Merge rate limits: each key gets the later times, so that starts of both journals together keep the rate."""
+        """Merge rate limits: each key gets the later times, so that both journals together keep the rate."""
 
         def write(cursor: Cursor) -> None:
             for rate in rates:

@@ -22,7 +22,7 @@ from perdure.store.rows import event_from
 
 _COMMITTED = Committed()
 _from_hex = bytes.fromhex
-LINK_EVERY = 8  # of the commits that release runs, the first and then each 8th links the journal-wide chain
+LINK_EVERY = 8  # the first commit that releases runs links the journal-wide chain, and then every 8th such commit
 LAST_SEQ = (1 << 32) - 1  # no event has a higher number
 
 
@@ -132,7 +132,7 @@ class Journal(Part):
                 released = True
         cursor.each("insert_event", rows)
         if released:
-            # To link costs as much as a small append, and a link covers all entries since the last one: so link now and then.
+            # A link costs as much as a small append, and covers all entries since the last link. So link rarely.
             if self._released % LINK_EVERY == 0:
                 cursor.link_chain()
             self._released += 1
@@ -225,7 +225,7 @@ def _advance(cursor: Cursor, append: Append, key: int, last_ts: int) -> Appended
 def _is_woken(cursor: Cursor, append: Append, key: int) -> bool:
     """Is there unread post that makes the run ready at once when the run is released?
 
-    Not for a run that finishes: its post stays in the inbox, because the sender was told that the post has arrived.
+    False for a run that finishes: its post stays in the inbox, because the sender was told that the post has arrived.
     """
     if wake_at(append) is None:
         return False
@@ -242,7 +242,7 @@ def wake_at(append: Append) -> int | None:
 
 
 def latest(append: Append) -> int:
-    """The latest time of the append's events. If the clock was set back, an earlier event may have it."""
+    """The latest time of the append's events. If the clock was set back, this is not the time of the last event."""
     last = 0
     for sealed in append.events:
         if sealed.event.ts > last:
@@ -289,7 +289,7 @@ def leaves_work(append: Append) -> bool:
         if row.status in FINISHED:
             return "/" in append.lease.run_id  # a child: its parent has got a `child_finished`
         if row.release and row.ready_at is not None:
-            # Ring only for a run that is ready now: for a later time, workers look again without a bell.
+            # Ring only for a run that is ready now. Workers find a run that is ready later without a bell.
             return not events or row.ready_at <= events[-1].event.ts
     # A plain loop: this code runs for every append, and a generator or a list would be slower.
     for sealed in events:  # noqa: SIM110

@@ -16,6 +16,7 @@ from perdure.core.events import (
     RunCancelled,
     RunCreated,
     RunFailed,
+    RunReopened,
     RunSucceeded,
     SignalReceived,
     Terminal,
@@ -24,13 +25,13 @@ from perdure.core.events import (
 from perdure.core.identity import seal
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded
 from perdure.store import family, limits, queues
-from perdure.store.api import FINISHED, Charge, InboxRow, NewRun, RunRow, Status, Tombstone
+from perdure.store.api import FINISHED, Charge, InboxRow, NewRun, Reopen, RunRow, Status, Tombstone
 from perdure.store.creation import insert_run
 from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
 from perdure.store.part import Means, Part
 from perdure.store.projections import Consequences
-from perdure.store.rows import event_row, has_arrived, inbox_row, key_of, run_row
+from perdure.store.rows import check_not_ended, event_row, has_arrived, inbox_row, key_of, run_row
 
 _ERROR_CHARS = 500  # how much of an error message the run's row has; the journal has the whole message
 _STATUS: dict[type, Status] = {RunSucceeded: "succeeded", RunFailed: "failed", RunCancelled: "cancelled"}
@@ -142,6 +143,41 @@ class Mailbox(Part):
         self._database.write(finish, lambda cursor, _: has_arrived(cursor, run_id, event_id))
         self._bell.ring()
 
+    def reopen(self, runs: Sequence[Reopen], *, now: int) -> None:
+        def write(cursor: Cursor) -> None:
+            # Runs are locked from the oldest to the youngest: a child's id has more slashes than its parent's id.
+            for one in sorted(runs, key=lambda one: (one.run_id.count("/"), one.run_id)):
+                self._reopen(cursor, one, now)
+
+        # After a commit with unknown outcome, either all runs are reopened or none is: it is enough to look for one.
+        self._database.write(write, lambda cursor, _: has_arrived(cursor, runs[0].run_id, runs[0].events[0][2]))
+        self._bell.ring()
+
+    def _reopen(self, cursor: Cursor, one: Reopen, now: int) -> None:
+        found = cursor.one("run_to_change", (one.run_id,))
+        if found is None:
+            raise NotFound(f"there is no run {one.run_id}", hint="`perdure list` shows the runs")
+        row, key = run_row(found), key_of(found)
+        if self._delivery.holds(row.holder):
+            raise AlreadyRunning(f"run {one.run_id} is held by a worker that is not known to be dead; pause it first")
+        if row.status == "succeeded" or row.seq != one.seen:
+            raise Conflict(f"run {one.run_id} has moved on: it is {row.status} and has {row.seq} events, not {one.seen}; look at it again")
+        check_not_ended(found)  # a run that has succeeded stays so, also if its row was edited to say otherwise
+        head, reopened = row.head, row.seq + 1
+        events = []
+        for seq, (body, call, event_id) in enumerate(one.events, reopened):
+            sealed = seal(head, Event(seq, event_id, now, row.epoch, call, row.seq if seq == reopened else reopened, body))
+            events.append(event_row(key, sealed))
+            head = sealed.hash
+        cursor.change("reopen_run", {"id": key, "seq": row.seq + len(events), "head": head, "now": now})
+        cursor.each("insert_event", events)
+        body = one.events[0][0]
+        assert isinstance(body, RunReopened), body
+        for call in body.withdrawn:
+            cursor.change("withdraw_approval_of_call", {"run": key, "call": call, "ts": now})
+        if one.version is not None:
+            queues.move(cursor, key, one.version)
+
     def inbox(self, worker: str) -> list[InboxRow]:
         return [inbox_row(row) for row in self._database.read("inbox_of_worker", (worker,))]
 
@@ -175,7 +211,8 @@ def pruned_id(cursor: Cursor, new: NewRun) -> Conflict:
     tombstone = Tombstone(*found[1:])
     assert isinstance(new.created, RunCreated), new.created
     if tombstone.tenant != new.created.tenant:
-        # The words that the app has for a run of another tenant that was not pruned. Only that the id is taken may be told.
+        # The same words as for a run of another tenant that was not pruned: the caller may learn only that the id is
+        # taken.
         return Conflict(f"the run id {run_id} is taken; choose another")
     at = datetime.fromtimestamp(tombstone.pruned_at // 1_000_000, UTC).date().isoformat()
     return Conflict(
@@ -201,6 +238,7 @@ def _unfinished(cursor: Cursor, run_id: str) -> Row:
     row = run_row(found)
     if row.status in FINISHED:
         raise RunEnded(f"run {run_id} has finished ({row.status}) and takes nothing more")
+    check_not_ended(found)
     return found
 
 

@@ -29,7 +29,7 @@ _WEIGHT = 0.2  # the weight of the newest commit in the moving average of the co
 
 
 class Sends(Protocol):
-    """The additional method of a remote store (PostgreSQL): send a commit without waiting. Only `GroupCommit` uses it."""
+    """The additional method of a remote store (PostgreSQL): send a commit without waiting, for `GroupCommit` only."""
 
     def send(self, batch: Sequence[Append], loop: asyncio.AbstractEventLoop, done: Callable[[list[Appended | None]], None]) -> list[Append]:
         """Begin a commit on this loop's thread, without waiting. Returns the appends that must use `append` instead.

@@ -25,6 +25,7 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallProposed,
 )
+from perdure.core.history import is_stated
 from perdure.core.machine import (
     AskApproval,
     Asked,
@@ -42,7 +43,7 @@ from perdure.core.machine import (
     TimerDue,
 )
 from perdure.core.prompt_deltas import in_short
-from perdure.core.replay import completion_of, is_stated
+from perdure.core.replay import completion_of
 from perdure.inspect.export import Export, ExportedJournal
 
 Kind = Literal["", "approval ", "child "]
@@ -185,7 +186,7 @@ class Rerunning:
         """Run the agent. Returns one line per call, and one line for the end."""
         for early in self._answers.before(self._began.seq):
             self._machine.deliver(early.ts, early.completion)
-        self._machine.cause = self._began.seq
+        self._machine.cause = self._machine.source = self._began.seq
         self._obey(self._machine.start(self._now))
         while not self._over:
             answer = self._next()
@@ -193,7 +194,7 @@ class Rerunning:
                 self._asked.append(_WAITS)
                 break
             self._now = max(self._now, answer.ts)
-            self._machine.cause = answer.seq
+            self._machine.cause = self._machine.source = answer.seq
             self._obey(self._machine.deliver(self._now, answer.completion))
         return self._asked
 

@@ -420,10 +420,10 @@ def tool(fn: Any = None, /, **options: Any) -> Any:
     """Declare a tool: `@tool` or `@tool(effect="keyed", …)` on a sync or async function.
 
     `effect` says what perdure may do if it does not know whether an attempt happened. `timeout` is the time limit of
-    each attempt, in seconds or as a timedelta. `heartbeat_timeout` ends an attempt that has not called
-    `call.heartbeat` for that long, counted from its start, in the same way as a time-out. `settle` says how long after the time-out of a lost attempt its request
-    may still arrive at the service. `retry` says when another attempt is made. `key_window` is how long the service
-    remembers an idempotency key.
+    each attempt, in seconds or as a timedelta. `heartbeat_timeout` is the longest time from the start of an attempt to
+    its first `call.heartbeat`, and from one heartbeat to the next; after that, the attempt is ended as by a time-out.
+    `settle` says how long after the time-out of a lost attempt its request may still arrive at the service. `retry`
+    says when another attempt is made. `key_window` is how long the service remembers an idempotency key.
 
     With `approval`, people are asked before a call: True, an `Approval`, or a function of the tool's arguments that
     returns True, False or a reason. `rate` says how often calls may start, over all workers. `cost` is the expected

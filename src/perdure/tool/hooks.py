@@ -57,7 +57,7 @@ def reconciler(label: str, fn: Callable[..., Any], signature: Signature, tool_ta
 def compensator(label: str, fn: Callable[..., Any], signature: Signature, tool_takes: Collection[str], effect: Effect) -> Compensator:
     """The compensate hook.
 
-    Raises InvalidInput if the hook takes something else than arguments of the tool, `result` and a Call.
+    Raises InvalidInput if the hook has a parameter that is not an argument of the tool, `result` or a Call.
     """
     if effect not in get_args(Effect):
         raise InvalidInput(f"{label}: effect={effect!r} is unknown; one of {', '.join(get_args(Effect))}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.agent import Agent, BuiltAgent
@@ -137,6 +138,13 @@ class ReAct(BuiltAgent[..., Any]):
         """The answer as text, or as a value of the type `output`."""
         return codec.decode(encoded) if self.output is None else self.output.decode(encoded)
 
+    def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The turn of the conversation, how many messages it has, and the last one of them."""
+        if code is not ReAct._converse.__code__ or "turn" not in variables:
+            return {}
+        messages = variables["talk"].messages
+        return {"turn": f"{variables['turn']} of {self.max_turns}", "messages": len(messages), "last_message": messages[-1]}
+
     async def _converse(self, run: Run, messages: list[Message]) -> Any:
         talk = _Talk(run, messages)
         kit = await self._toolbox.opened(run)
@@ -204,7 +212,7 @@ class _Talk:
         self._ids = use_ids(messages)
 
     def hear(self) -> bool:
-        """Add the messages that people have sent since the last look. Were there any?"""
+        """Add the messages that people have sent since the last call of this method. False: there were none."""
         heard = [said for said in map(spoken, self.run.receive_all(MESSAGE_TOPIC)) if said is not None]
         self.messages.extend(heard)
         return bool(heard)
@@ -322,8 +330,8 @@ def _decide(talk: _Talk, kit: Kit, chosen: list[str | None], said: Assistant) ->
     while chosen and chosen[-1] is None:
         chosen.pop()
     names = codec.encode(list(kit.names))
-    # A long list of names is recorded only once per run: recorded with every choice, it would need more space than the
-    # conversation.
+    # A long list of names is recorded only once per run. If it were recorded with every choice, it would need more
+    # space than the conversation.
     among = None if talk.has_named and len(names) > _FEW_NAMES else codec.pack(names, codec.MAX_BYTES)[0]
     talk.has_named = True
     reason = clean(said.text.strip(), _REASON_CHARS) or None

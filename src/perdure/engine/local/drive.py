@@ -221,7 +221,7 @@ class Drive:
     def abort(self) -> None:
         """Stop at once and write nothing more, like a crash.
 
-        Another worker has the run, or this worker must not continue it. Every drive also ends with this.
+        This is for a run that another worker has, or that this worker must not continue. It also ends every drive.
         """
         if self.over:
             return
@@ -240,9 +240,10 @@ class Drive:
     # -- the loop -----------------------------------------------------------------------------------------------------
     def _feed_soon(self, given: Input) -> None:
         # Queue the input now, to keep the order of arrival. Process it in a later callback, because the caller may be
-        # inside a task, where the first step of a tool cannot run at once (`compat.begun`).
+        # inside a task, where the first step of a tool cannot run at once (`compat.begun`). The callback gets an empty
+        # context, because that task may belong to a tool of another run.
         self._inputs.append(given)
-        self._host.loop.call_soon(self._work, context=contextvars.Context())  # the caller may be a tool of another run
+        self._host.loop.call_soon(self._work, context=contextvars.Context())
 
     def _feed(self, given: Input) -> None:
         self._inputs.append(given)
@@ -274,8 +275,8 @@ class Drive:
                     break
                 now_s = host.loop.time()
                 if now_s - begun_s > _LONGEST_TURN_S:
-                    # A tool that answers at once leads to the next commit, the commit to the next tool, and so on
-                    # without end. Let the loop serve the other runs in between.
+                    # A tool that answers at once leads to the next commit, and that commit leads to the next tool. Let
+                    # the loop serve other runs in between.
                     host.loop.call_soon(self._work)
                     return
         except Exception as error:
@@ -291,8 +292,8 @@ class Drive:
     def _carry_out(self, step: Step) -> None:
         """Carry out a step, in the order of the fields of `Step`.
 
-        The actions before the append need no durable intent. After the append come only the alarm, the yield and the
-        end.
+        The actions before the append need no durable intent. Only the alarm, the yield and the end come after the
+        append.
         """
         # Most steps are only an append.
         if (
@@ -395,7 +396,7 @@ class Drive:
     def _start(self, begin: Begin, is_too_late: Callable[[], bool] | None) -> None:
         """Begin an attempt. Its intent is durable, or its effect class needs no intent."""
         assert begin.number not in self._attempts, begin.number
-        # The progress of a hook, or of a transaction, is not stored: after a rollback nothing is left of its work.
+        # With `heard`, the attempt's progress is stored. A transaction's is not: a rollback undoes its work.
         told = self._told(begin, begin.tool.timeout_s, heard=self._heard)
         host = self._host
         running = Attempt(
@@ -522,7 +523,7 @@ class Drive:
     def _durable(self, append: Append, result: Sealed | None) -> None:
         """Continue after a durable append.
 
-        After a crash from now on, the journal has intents without results; core/decide.py settles them.
+        After a crash from now on, the journal has intents without results. core/decide.py says what happens to them.
         """
         host = self._host
         if host.store.remote and any(self._is_unsure(self._sent_s, one.covered_s) for one in self._begin):

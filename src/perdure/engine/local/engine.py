@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -39,7 +39,7 @@ from perdure.engine.local.worker import Observer, Worker
 from perdure.engine.threads import ReadingThreads
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreUnavailable, UnknownAgent
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewRun, RunRow, Served, Status, Store, Watched
+from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewRun, Reopen, RunRow, Served, Status, Store, Watched
 from perdure.store.open import is_postgres, open_store
 from perdure.tool.artifact import ids_in
 
@@ -70,7 +70,7 @@ class Starts:
         if len(waiting) > 1:
             try:
                 answers = self._store().create_runs([new for new, _ in waiting])
-            except Exception:  # no run was created: create them one by one, since maybe only one causes the error
+            except Exception:  # no run was created: create the runs one by one, since only one of them may be wrong
                 pass
             else:
                 for (_, created), answer in zip(waiting, answers, strict=True):
@@ -237,6 +237,9 @@ class LocalEngine:
 
         await self._write(lambda: self.store.end(run_id, body, event_id=event_id, now=self._clock.now(), expect=expect))
 
+    async def reopen(self, runs: Sequence[Reopen]) -> None:
+        await self._write(lambda: self.store.reopen(runs, now=self._clock.now()))
+
     def _reached(self, row: RunRow, body: AnyBody) -> Reached:
         """The facts about the run that `is_news` needs.
 
@@ -251,7 +254,7 @@ class LocalEngine:
         return {worker.worker for worker in self.store.workers(self._clock.now(), self._lease_us) if worker.alive}
 
     def _is_pausing(self, row: RunRow) -> bool:
-        """Was the run asked to pause, and has not paused yet, because its attempts end first?"""
+        """Was the run asked to pause, and is it still active because its attempts have to end first?"""
         on_its_way = any(post.run_id == row.run_id and isinstance(post.body, RunPaused) for post in self.store.inbox(str(row.holder)))
         return on_its_way or self._state(row.run_id).paused is not None
 
@@ -339,7 +342,7 @@ class LocalEngine:
         assert isinstance(body, RunSucceeded)
         return RunResult(row, await self._patiently(run_id, lambda: self._load(body.output)))
 
-    async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+    async def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
         row = await self._ask(lambda: self._row(run_id))
         while True:
             while after < row.seq:
@@ -365,7 +368,7 @@ class LocalEngine:
         """
         loop, drained = asyncio.get_running_loop(), self._worker if self._draining else None
         refused: str | None = None  # the run's holder, if that worker is alive
-        beyond: set[tuple[str, int | None]] = set()  # the ready runs below that this process could not drive
+        beyond: set[tuple[str, int | None]] = set()  # the ready runs below this run that this process could not drive
         not_before_s = 0.0  # until then (by the loop's clock), do not try again to drive the run
         row, seen = await self._ask(lambda: self._row(run_id)), None
         while True:
@@ -375,7 +378,7 @@ class LocalEngine:
             served, waiting = Served(row.agent, row.version) in self._agents, row.status == "waiting"
             ready = served and (row.holder not in (None, refused) or _is_ready(row, now))
             if seen is None and (waiting or not ready or not self._may_drive(drained)):
-                # Read the family as late as here: most often the run is driven at once, and the family is not needed.
+                # Read the family only here: most often the run is driven at once, and the family is not needed.
                 seen = await self._seen(run_id)
                 row = seen.row
                 continue
@@ -415,7 +418,7 @@ class LocalEngine:
     async def _patiently(self, run_id: str, question: Callable[[], T]) -> T:
         """The store's answer. During an outage of the database, ask again and again.
 
-        The run continues in another process, or will continue after the outage.
+        An outage must not end the wait: the run continues in another process, or after the outage.
         """
         while True:
             try:

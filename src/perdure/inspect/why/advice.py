@@ -171,6 +171,10 @@ class Orders:
             case _:
                 return [again, AdviceStep(self._perdure("verify", self.run), "check that the journal itself is sound")]
 
+    def repair(self) -> AdviceStep:
+        does = "write the row again from the journal, which is not changed; it shows the changes and asks first"
+        return AdviceStep(self._perdure("verify", self.run, more=" --repair"), does)
+
     # -- watching, cancelling, and after the end ----------------------------------------------------------------------
     def follow(self) -> AdviceStep:
         return AdviceStep(self._perdure("events", self.run, more=" --follow"), "watch it; nothing needs to be done")
@@ -262,6 +266,8 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     """
     row, state = scene.reading.row, scene.reading.state
     orders = Orders(row, options, code, cancelled=state.cancel is not None)
+    if scene.reading.row_was_edited:
+        return [orders.repair()]
     if row.status in FINISHED:
         return orders.after_the_end(state, scene.undoing, taken_back(state, scene.load))
     stop = _stop(scene, orders)

@@ -40,6 +40,9 @@ def cancel_asked(scene: Scene) -> Cancel | None:
 def _standing(scene: Scene, doubts: list[CallInDoubt]) -> str:
     row, state, now = scene.reading.row, scene.reading.state, scene.now
     for_long = f"since {clock(row.updated_at, now)} ({span(now - row.updated_at)})"
+    if scene.reading.row_was_edited:
+        ended = f"ended at {clock(state.updated_at, now)} (event {state.seq}, {state.status})" if state.finished else "has not ended"
+        return f"its row was edited: the row says {row.status}, and by its journal the run {ended}; no worker goes on with it"
     match row.status:
         case "succeeded":
             return f"succeeded at {clock(state.updated_at, now)} with {shown(state.output, 200)}"

@@ -13,6 +13,7 @@ from perdure.core.prompt_deltas import is_request
 from perdure.core.state import CallState
 from perdure.engine.api import Reading
 from perdure.inspect.cost import BudgetView, Cost, CostAll, budget_view, cost_of, cost_words
+from perdure.inspect.inside import InspectedFrame
 from perdure.inspect.text import asked_words, iso, places, seconds, span
 from perdure.inspect.why import advice
 from perdure.inspect.why.advice import AdviceStep
@@ -74,6 +75,7 @@ class Why(Struct, frozen=True):
     now: str  # when the page was made
     sentence: str
     places: list[str]  # if the run failed: where the exception was raised
+    failing: InspectedFrame | None  # if the run failed, and its code is at hand: the line that failed, and its variables
     cancel: Cancel | None
     paused: Paused | None
     said: str | None
@@ -119,12 +121,13 @@ def why(
     settings: Settings = _DEFAULTS,
     options: str = "",
     code: str | None = None,
+    failing: InspectedFrame | None = None,
 ) -> Why:
     """The page about a run. `options` is added to every command on the page, such as ` --url …`.
 
     `code` is the argument that tells `resume` where the agent's code is. It is "" if `resume` finds the code without
-    the argument, and None to take the argument from the run's row. `settings` are the settings of this process;
-    workers may have other settings.
+    the argument, and None to take the argument from the run's row. `failing` is the frame of a failed run that a replay
+    of its code has found. `settings` are the settings of this process; workers may have other settings.
     """
     scene = look(store, run_id, now, settings)
     row, state = scene.reading.row, scene.reading.state
@@ -149,6 +152,7 @@ def why(
         now=iso(now),
         sentence=headline(scene, open_questions),
         places=places(state.failure),
+        failing=failing,
         cancel=cancel_asked(scene),
         paused=Paused(state.paused.by, state.paused.reason) if state.paused is not None else None,
         said=state.said,

@@ -40,8 +40,8 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
         # Keep the log short, so that it is soon overwritten: a commit that extends the log costs 1.5 times as much as
         # a commit that overwrites a part of it.
         connection.wal_autocheckpoint(_LOG_PAGES)
-        # A commit of 200 concurrent runs changes more than 200 pages. SQLite's default cache (2 MB) has room for 250, so
-        # SQLite would write pages before the commit, and read them again.
+        # A commit of 200 concurrent runs changes more than 200 pages. SQLite's default cache (2 MB) has room for 250.
+        # With that cache, SQLite would write pages before the commit, and read them again.
         connection.pragma("cache_size", -_CACHE_KIB)
         _harden(connection)
         if connection.pragma("synchronous") != SYNCHRONOUS[synchronous]:

@@ -35,7 +35,7 @@ WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash) VALUES (?1 << 32 | ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 
 -- name: unlinked_entries
--- The last entry of the journal-wide chain with a link, and all entries after it.
+-- The last linked entry of the journal-wide chain, and all entries after it.
 SELECT n, run, seq, head, run_id, link FROM perdure_chain
 WHERE n >= ifnull((SELECT n FROM perdure_chain WHERE link IS NOT NULL ORDER BY n DESC LIMIT 1), 0) ORDER BY n
 
@@ -55,18 +55,23 @@ SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_
 SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value FROM json_each(?)) LIMIT 1
 
 -- name: event_at
--- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id
--- whichever worker appends it.
+-- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id,
+-- even if another worker appends it.
 SELECT hash FROM perdure_events WHERE id = (? << 32 | ?)
-
--- name: type_at
-SELECT type FROM perdure_events WHERE id = (? << 32 | ?)
 
 -- == Reading =========================================================================================================
 
+-- name: ended
+-- A part of other statements, in place of {ended}: the type of the run's last event if it is terminal, else NULL. If the
+-- run's status is not one of a finished run, the row was edited, and nothing may be appended. `type` would parse the
+-- event; its text begins with the type.
+(SELECT CASE WHEN e.data GLOB '{"type":"run_succeeded"*' THEN 'run_succeeded' WHEN e.data GLOB '{"type":"run_failed"*' THEN 'run_failed'
+    WHEN e.data GLOB '{"type":"run_cancelled"*' THEN 'run_cancelled' END
+FROM perdure_events AS e WHERE e.id = (perdure_runs.id << 32 | perdure_runs.seq))
+
 -- name: run_to_change
 -- Like run_by_id. The row stays locked until this transaction ends: on SQLite no other transaction can write anyway.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs WHERE run_id = ?
 
 -- name: family_of_run
@@ -78,7 +83,7 @@ WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('su
 
 -- name: family_to_change
 -- Like family_of_run, the oldest run first, in a transaction that changes these runs.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 ORDER BY id
@@ -100,8 +105,9 @@ WHERE (:agent IS NULL OR agent = :agent) AND (:tenant IS NULL OR tenant = :tenan
 GROUP BY status ORDER BY status
 
 -- name: current_of_runs
--- What the row of a run does not say: its last status, its failure, and its attempts under way (the last event of the
--- call is an intent, and the run is held). `type` would parse each event; its text begins with the type.
+-- What the row of a run does not say: its last status text, its failure, and its attempts under way (the last event of
+-- the call is an intent, and the run is held). The column `type` is not used, because it would parse each event; the
+-- text of an event begins with its type.
 WITH wanted AS (
     SELECT r.run_id, r.id, r.seq, r.status, r.holder FROM json_each(:runs) AS w JOIN perdure_runs AS r ON r.run_id = w.value
 )
@@ -129,7 +135,7 @@ FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id =
 ORDER BY id
 
 -- name: read_events_of_runs
--- At most :limit events of each run; :after is a JSON object with the number of the last event that the reader has.
+-- At most :limit events of each run. :after is a JSON object: run id → the seq of the last event that the reader has.
 SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, CAST(e.data AS BLOB)
 FROM json_each(:after) AS w CROSS JOIN perdure_runs AS r ON r.run_id = w.key
     CROSS JOIN perdure_events AS e ON e.id > (r.id << 32) + w.value AND e.id <= (r.id << 32) + w.value + :limit
@@ -194,8 +200,8 @@ SELECT 0, n, run, seq, head, run_id, link FROM perdure_chain WHERE n > :after AN
 SELECT 0, n, run, seq, head, run_id, link FROM perdure_chain WHERE link IS NOT NULL ORDER BY n DESC LIMIT 1
 
 -- name: missing_heads
--- The runs that do not have an event any more that the chain has, and that were not pruned. If the run's row is there too:
--- its id and its last event.
+-- The runs that have lost an event: the chain has the event, the journal does not, and the run was not pruned. The
+-- last two columns are the id and the last event of the run's row, if the row exists.
 SELECT c.run, min(c.seq), max(c.seq), max(c.run_id), r.run_id, r.seq
 FROM perdure_chain AS c LEFT JOIN perdure_runs AS r ON r.id = c.run LEFT JOIN perdure_events AS e ON e.id = (c.run << 32 | c.seq)
 WHERE (:run_id IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
@@ -249,11 +255,17 @@ UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = max(updated_at, :
     attention = NULL, error = :error, crashes = 0, ready_at = NULL, holder = NULL, nonce = NULL
 WHERE id = :id
 
+-- name: reopen_run
+-- Like post_to_unheld, for a run that a person has reopened, also after its end.
+UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = max(updated_at, :now), status = 'queued', waiting_for = NULL,
+    attention = NULL, error = NULL, crashes = 0, ready_at = :now, holder = NULL, nonce = NULL, lost = 0, lost_with = 0
+WHERE id = :id
+
 -- name: first_event
 SELECT CAST(data AS BLOB) FROM perdure_events WHERE id = (? << 32 | 1)
 
 -- name: last_event_of_call
--- What a post about a call answers, if its sender does not name it.
+-- The event that a post about a call answers, if the sender does not name that event.
 SELECT max(id) & 4294967295 FROM perdure_events WHERE id > (:id << 32) AND id <= (:id << 32 | 4294967295) AND call = :call
 
 -- name: event_of_run
@@ -389,7 +401,7 @@ WHERE (:queues IS NULL OR l.queue IN (SELECT value FROM json_each(:queues)))
 
 -- name: ready_below
 -- The ready runs below a run (see family_of_run). If :suspects is false, suspects are left out.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND ready_at <= :now AND :queues IS NULL
     AND (:suspects OR crashes + (lost > 0) < 2)
@@ -399,7 +411,7 @@ ORDER BY ready_at, id LIMIT :limit
 -- name: ready_of_line
 -- The ready runs of a line, after the position (:after_ready, :after_id); the run that has been ready longest is
 -- first. If :suspects is false, suspects are left out.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready, :after_id)
     AND (:suspects OR crashes + (lost > 0) < 2)
@@ -519,7 +531,8 @@ ON CONFLICT (key) DO UPDATE SET paused_until = max(paused_until, excluded.paused
 -- == Repairing =======================================================================================================
 
 -- name: guards_of_settled_rows
--- The triggers that keep rows as they are, which a repair has to change. They are dropped and made again in its transaction.
+-- The triggers that refuse changes of rows which a repair has to change. The repair drops them and creates them again
+-- in one transaction.
 SELECT name, sql FROM sqlite_schema
 WHERE type = 'trigger' AND name IN ('perdure_runs_finished', 'perdure_runs_identity', 'perdure_approvals_settled')
 
@@ -623,8 +636,8 @@ SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_
 SELECT id FROM perdure_runs WHERE run_id = ?
 
 -- name: prunable
--- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send. Each
--- with the number of its runs and events.
+-- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send; each
+-- family with the number of its runs and events.
 SELECT r.id, r.run_id,
     1 + (SELECT count(*) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'),
     (r.seq + (SELECT ifnull(sum(k.seq), 0) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'))
@@ -685,7 +698,7 @@ DELETE FROM perdure_events WHERE id IN (
 DELETE FROM perdure_runs WHERE id IN (SELECT value FROM json_each(:runs))
 
 -- name: blobs_to_prune
--- The blobs that these runs have stored.
+-- Those of the digests whose blobs exist. No lock is needed: on SQLite only one transaction writes at a time.
 SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
 
 -- name: prune_blobs

@@ -1,0 +1,286 @@
+"""The history of an agent: which events of a journal the agent states, which wake it, and which it does not know.
+
+For most runs the agent knows the whole journal. But a person may reopen a run at an earlier event. Then the agent goes
+back, and the world does not:
+
+    1 … 20   kept         the agent is replayed up to here
+    21 … 40  superseded   the agent does not know these events; what they say about the world stays true
+    41       run_reopened(back_to=20)
+    42 …     kept         first what superseded events have brought, and the agent waits for (`outcome_reused`)
+
+Nothing that has happened happens again (T35). If the agent makes a superseded call again (the same tool with the same
+arguments), it is the same call: it keeps its number and its key, and its recorded result is reused. A call in doubt
+stays in doubt. A call that failed is attempted again, by the rules of its effect class. Every other call gets a new
+number, above all numbers so far, and so a key of its own.
+
+`core/reopen.py` computes the events that reopen a run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.core import codec
+from perdure.core.codec import Payload
+from perdure.core.events import (
+    AnyBody,
+    ApprovalDecided,
+    ApprovalExpired,
+    ApprovalRequested,
+    ApprovalWithdrawn,
+    CallRequestedAgain,
+    CancelRequested,
+    ChildFinished,
+    ChildStarted,
+    DecisionMade,
+    Event,
+    ModelCallCompleted,
+    ModelCallFailed,
+    OutcomeReused,
+    PatchMarked,
+    PlanGenerated,
+    RunAdopted,
+    RunCancelled,
+    RunFailed,
+    RunReopened,
+    RunSucceeded,
+    SignalReceived,
+    StatusReported,
+    ThoughtRecorded,
+    TimerFired,
+    ToolCallCompleted,
+    ToolCallFailed,
+    ToolCallInitiated,
+    ToolCallProposed,
+    ToolCallResolved,
+)
+from perdure.core.prompt_deltas import is_request, request_digest
+from perdure.core.state import RunState, is_certain_end, is_repeatable
+
+_STATED = frozenset(
+    (
+        ThoughtRecorded,
+        DecisionMade,
+        PlanGenerated,
+        StatusReported,
+        PatchMarked,
+        ToolCallProposed,
+        ChildStarted,
+        CallRequestedAgain,
+        RunSucceeded,
+        RunFailed,
+        RunCancelled,
+    )
+)
+# Events of these types may wake the agent: they may hold a completion.
+WAKES = frozenset(
+    (
+        *(
+            ToolCallCompleted,
+            ToolCallFailed,
+            ModelCallCompleted,
+            ModelCallFailed,
+            ToolCallResolved,
+            TimerFired,
+            SignalReceived,
+            ChildFinished,
+            CancelRequested,
+            OutcomeReused,
+        ),
+        *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
+    )
+)
+
+
+def is_stated(event: Event) -> bool:
+    """Did the machine itself state this event? Other events come from the worker or from outside."""
+    body = event.body
+    if isinstance(body, ToolCallInitiated):
+        # If the call was proposed, the proposal is the machine's statement. An intent with arguments that a person
+        # edited is no statement of the machine.
+        return body.attempt == 1 and body.args is not None and body.approval is None
+    if isinstance(body, ApprovalRequested):
+        return body.tool is None  # the approval of a tool call is requested by the run core, not by the agent
+    if isinstance(body, RunCancelled):
+        return body.forced_by is None  # otherwise a person ended the run without its agent
+    return type(body) in _STATED
+
+
+def ends_wait(event: Event, *, of_tool: bool) -> bool:
+    """Does the agent's wait for the call, approval or child of this event end with it? `of_tool`: it is a tool call."""
+    body = event.body
+    match body:
+        case ToolCallFailed():
+            return body.final
+        case ToolCallResolved():
+            return body.outcome != "did_not_happen"
+        case ApprovalDecided():
+            return not (of_tool and body.granted)
+        case ToolCallCompleted() | ApprovalExpired() | ApprovalWithdrawn() | ChildFinished():
+            return True
+        case _:
+            return False
+
+
+class Earlier(Struct, frozen=True):
+    """The superseded calls that the agent may make again."""
+
+    last: int = 0  # the highest number of a call before the run was reopened
+    requests: dict[int, Event] = {}  # number → the event that requested the call first
+    outcomes: dict[int, list[Event]] = {}  # number → the events that brought the outcome of the call, if it has one
+
+
+class Branch(Struct, frozen=True):
+    """A `run_reopened` that the agent knows."""
+
+    at: int  # the first activation whose statements are superseded: there the agent may ask for something else
+    reopened: int  # the seq of the `run_reopened`
+    after: int  # the seq of the last event of its commit
+    earlier: Earlier
+
+
+class History(Struct, frozen=True):
+    """The events that the agent knows, in order."""
+
+    events: Sequence[Event]
+    branches: Sequence[Branch] = ()
+    sources: dict[int, Event] = {}  # seq → event, for each event that an `outcome_reused` names
+
+
+def history(events: Sequence[Event]) -> History:
+    """The part of a journal that the agent knows."""
+    if not any(type(event.body) is RunReopened for event in events):
+        return History(events)
+    state = RunState()
+    kept: list[Event] = []
+    branches: list[Branch] = []
+    requests: dict[int, Event] = {}
+    stated: list[Event] = []  # every statement so far, also superseded ones
+    sources: dict[int, Event] = {}
+    for place, event in enumerate(events):
+        body = event.body
+        if type(body) is RunReopened:
+            del kept[bisect_right(kept, body.back_to, key=_seq) :]
+            branches = [branch for branch in branches if branch.reopened <= body.back_to]
+            known = {one.seq for one in kept}
+            causes = (one.cause for one in stated if one.seq not in known and one.cause in known)
+            first = min((cause for cause in causes if cause is not None), default=event.seq)
+            branches.append(Branch(first, event.seq, _end_of_commit(events, place), _earlier(state, kept, requests, events[:place])))
+        state.apply(event)
+        kept.append(event)
+        if is_stated(event):
+            stated.append(event)
+            if event.call is not None and type(body) is not CallRequestedAgain:
+                requests[event.call] = event
+        elif type(body) is OutcomeReused:
+            sources[body.of] = events[body.of - 1]
+    return History(kept, branches, sources)
+
+
+def _seq(event: Event) -> int:
+    return event.seq
+
+
+def _end_of_commit(events: Sequence[Event], place: int) -> int:
+    """The seq of the last event that was written together with the `run_reopened` at this place."""
+    reopened = events[place].seq
+    while (
+        place + 1 < len(events) and isinstance(events[place + 1].body, OutcomeReused | RunAdopted) and events[place + 1].cause == reopened
+    ):
+        place += 1
+    return events[place].seq
+
+
+def _earlier(state: RunState, kept: Sequence[Event], requests: dict[int, Event], events: Sequence[Event]) -> Earlier:
+    asked = {event.call for event in kept if event.call is not None and is_stated(event)}
+    again = {number: event for number, event in requests.items() if number not in asked and _is_the_same(state, number)}
+    outcomes: dict[int, list[Event]] = {}
+    for event in events:
+        number = event.call
+        if number not in again or number is None:
+            continue
+        call = state.calls.get(number)
+        if ends_wait(event, of_tool=call is not None):
+            before = [one for one in outcomes.get(number, ()) if isinstance(one.body, ApprovalDecided)]
+            outcomes[number] = [*before, event]  # a call that was attempted again has several ends: the last one counts
+        elif isinstance(event.body, ApprovalDecided) and event.body.input is not None:
+            outcomes[number] = [event]  # a person edited the arguments, and the agent learns that
+    return Earlier(state.numbers, again, outcomes)
+
+
+def _is_the_same(state: RunState, number: int) -> bool:
+    """If the agent requests this superseded call again, is it the same call? If not, nothing of it has happened."""
+    call = state.calls.get(number)
+    if call is None:
+        return number in state.children or state.asks[number].outcome in ("approved", "rejected")
+    if not call.begun:
+        return False
+    # The approval of a call is used by its first attempt. So after a failure that proves that nothing happened, the
+    # agent makes a new call, which needs an approval of its own.
+    return not (call.phase == "failed" and call.approval is not None and is_repeatable(call) and not is_certain_end(call))
+
+
+class Superseded:
+    """Finds superseded calls by what they asked for. Each call is found once, the first one first."""
+
+    def __init__(self, requests: Mapping[int, Event], load: Callable[[Payload], bytes]) -> None:
+        self._load = load
+        self._exact: dict[tuple[str, str, str], deque[int]] = {}
+        self._inputs: dict[tuple[str, str], dict[int, Payload]] = {}  # (kind, name) → number → arguments
+        # (kind, name) → the digest of the arguments, in the form that today's signature gives them → numbers
+        self._rebound: dict[tuple[str, str], dict[str, deque[int]]] = {}
+        self._left = set(requests)
+        for number, event in sorted(requests.items()):
+            kind, name, digest, args = _request_of(event.body)
+            self._exact.setdefault((kind, name, digest), deque()).append(number)
+            if args is not None:
+                self._inputs.setdefault((kind, name), {})[number] = args
+
+    def take(self, kind: str, name: str, args: bytes, callee: Any, digest: str | None) -> int | None:
+        """The number of the superseded call that asked for the same; None if there is none."""
+        if not self._left:
+            return None
+        digest = codec.digest(args) if digest is None else digest
+        found = self._first(self._exact.get((kind, name, digest)))
+        if found is None and (kind, name) in self._inputs and getattr(callee, "rebind", None) is not None:
+            found = self._first(self._rebound_of(kind, name, callee).get(digest))
+        if found is not None:
+            self._left.remove(found)
+        return found
+
+    def _first(self, numbers: deque[int] | None) -> int | None:
+        while numbers:
+            number = numbers.popleft()
+            if number in self._left:
+                return number
+        return None
+
+    def _rebound_of(self, kind: str, name: str, callee: Any) -> dict[str, deque[int]]:
+        known = self._rebound.get((kind, name))
+        if known is None:
+            known = self._rebound[kind, name] = {}
+            for number, args in self._inputs[kind, name].items():
+                rebound = callee.rebind(self._load(args))
+                if rebound is not None:
+                    known.setdefault(codec.digest(rebound), deque()).append(number)
+        return known
+
+
+def _request_of(body: AnyBody) -> tuple[str, str, str, Payload | None]:
+    """(kind, name, digest, arguments) of an event that requests a call, an approval or a child."""
+    match body:
+        case ToolCallInitiated(args=Payload() as args) | ToolCallProposed(args=args):
+            if is_request(args):
+                return "model", "", request_digest(args), None
+            return "tool", body.tool, args.digest, args
+        case ApprovalRequested():
+            return "approval", body.action, body.digest, None
+        case ChildStarted():
+            return "child", body.agent, body.digest, body.input
+        case _:
+            raise AssertionError(body)

@@ -1,0 +1,272 @@
+"""Reopening a run: where it can go back to, where a retry goes back to, and the events that say so.
+
+`core/history.py` says what a reopened run means for its agent.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from perdure.core.events import (
+    AnyBody,
+    ApprovalDecided,
+    ApprovalExpired,
+    ApprovalWithdrawn,
+    CancelRequested,
+    ChildFinished,
+    Event,
+    OutcomeReused,
+    RunFailed,
+    RunReopened,
+    SignalReceived,
+    ToolCallCompleted,
+    ToolCallFailed,
+    ToolCallResolved,
+)
+from perdure.core.history import History, ends_wait, history, is_stated
+from perdure.core.state import CallState, RunState, fold, is_certain_end, is_repeatable
+from perdure.errors import Conflict, InvalidInput
+
+
+class Reopening(Struct, frozen=True):
+    """What it means to reopen a run: the events to write, and what a person should know before."""
+
+    run_id: str
+    back_to: int
+    seen: int  # the run's last event
+    bodies: Sequence[tuple[AnyBody, int | None]]  # (body, call); the first is the `run_reopened`, which causes the others
+    kept: Sequence[CallState]  # calls with a result that the agent knows, before and after
+    again: Sequence[CallState]  # calls that failed, and are attempted again, or asked about if they may have happened
+    superseded: Sequence[CallState]  # begun calls that the agent does not know any more, until it makes them again
+    children: Sequence[str]  # ids of the children that have to be reopened in the same commit
+
+
+def reopening(events: Sequence[Event], back_to: int, *, by: str, reason: str | None = None, fresh: bool = False) -> Reopening:
+    """The events that let the run go back to the event `back_to`.
+
+    Conflict or InvalidInput if the run cannot go back there: the error says why, and to which events it can go back.
+    """
+    past, state = history(events), fold(events)
+    assert state.created is not None
+    _check(past, state, back_to)
+    place = _place(past.events, back_to)
+    kept, dropped = past.events[:place], past.events[place:]
+    asked = _asked(kept)
+    waiting = _waiting(kept, past, state)
+    again: list[int] = []
+    children: list[int] = []
+    reused: list[Event] = []
+    for event in dropped:
+        number, source = event.call, _source(event, past)
+        if number is None:
+            if isinstance(source.body, SignalReceived):
+                reused.append(event)
+        elif number in waiting and ends_wait(source, of_tool=number in state.calls):
+            waiting.discard(number)
+            call = state.calls.get(number)
+            if call is not None and _is_tried_again(call, fresh):
+                again.append(number)
+            elif isinstance(source.body, ChildFinished) and source.body.status != "succeeded":
+                children.append(number)
+            else:
+                reused.append(event)
+        elif number in waiting and isinstance(source.body, ApprovalDecided):
+            reused.append(event)  # granted: the agent learns whether its arguments were edited
+    lost = sorted(_lost_approvals(state) & asked & waiting)
+    if lost:
+        request = state.asks[lost[0]]
+        raise InvalidInput(
+            f"{_cannot(state, back_to)}: the approval of call {lost[0]} was withdrawn when the run ended; go back to before event {request.asked_seq}"
+        )
+    withdrawn = sorted(number for number, ask in state.asks.items() if number not in asked and _is_usable(ask.outcome, number, state))
+    body = RunReopened(by, back_to, reason, tuple(again), tuple(children), tuple(withdrawn), fresh)
+    return Reopening(
+        state.created.run_id,
+        back_to,
+        state.seq,
+        [(body, None), *((OutcomeReused(_source(event, past).seq), event.call) for event in reused)],
+        kept=[call for number, call in sorted(state.calls.items()) if number in asked and call.phase == "completed"],
+        again=[state.calls[number] for number in again],
+        superseded=[call for number, call in sorted(state.calls.items()) if number not in asked and call.begun],
+        children=[state.children[number].run_id for number in children],
+    )
+
+
+def retry_point(events: Sequence[Event]) -> int:
+    """The event to which a retry of a failed or cancelled run goes back.
+
+    If calls failed and the run failed because of them: to before these failures, so that the calls are attempted again.
+    If the agent failed: to the last event that it knew before, so that its next step is taken again. If the run was
+    cancelled: to before the cancel. Conflict if the agent has reacted to the failure or to the cancel with calls that
+    have an effect (it may have cleaned up): then a person has to say the event.
+    """
+    past, state = history(events), fold(events)
+    assert state.created is not None
+    end = past.events[-1]
+    requests = [event for event in past.events if event.call is not None and is_stated(event)]
+    if state.status == "cancelled":
+        cancel = next((event for event in past.events if type(event.body) is CancelRequested), None)
+        point = end.seq - 1 if cancel is None else cancel.seq - 1
+        if cancel is not None:
+            _check_nothing_since(state, requests, cancel, "its cancel")
+    elif state.status == "failed":
+        point = _before_failure(past, state, requests, end)
+    else:
+        raise Conflict(
+            f"run {state.created.run_id} is {state.status.replace('_', ' ')}: only a run that has failed or was cancelled can be retried"
+        )
+    for number in _lost_approvals(state):
+        # The end of the run withdrew this approval: the agent has to ask again.
+        cause = next(event.cause for event in requests if event.call == number)
+        point = min(point, cause or point)
+    return _settled(past.events, point)
+
+
+def _before_failure(past: History, state: RunState, requests: Sequence[Event], end: Event) -> int:
+    failures = [event for event in past.events if event.call is not None and _is_failure(_source(event, past))]
+    last_request = max((event.seq for event in requests), default=0)
+    failed = [event for event in failures if event.seq > last_request]
+    if not failed and failures and _is_of_call(end):
+        _check_nothing_since(state, requests, failures[-1], f"the failure of call {failures[-1].call}")
+        failed = failures[-1:]
+    if not failed:
+        assert end.cause is not None
+        return end.cause
+    point = failed[0].seq - 1
+    for event in failed:
+        call = state.calls.get(event.call or 0)
+        if event.call in state.children or (call is not None and call.begun and call.approval is None):
+            continue
+        # Nothing of it has happened, or its approval is used up. So the agent makes a new call.
+        request = next(one for one in reversed(requests) if one.call == event.call)
+        point = min(point, request.cause or point)
+    return point
+
+
+def _check_nothing_since(state: RunState, requests: Sequence[Event], since: Event, what: str) -> None:
+    later = [state.calls.get(event.call or 0) for event in requests if event.seq > since.seq]
+    done = [call for call in later if call is not None and call.begun and call.effect != "read"]
+    if done or any(event.seq > since.seq and event.call in state.children for event in requests):
+        assert state.created is not None
+        names = ", ".join(f"call {call.number} ({call.tool})" for call in done[:3]) or "a child"
+        raise Conflict(
+            f"run {state.created.run_id} cannot simply be retried: after {what} its agent made {names}, perhaps to clean up; to go back anyway, "
+            f"say to which event: {since.seq - 1} is the last one before it"
+        )
+
+
+def _is_of_call(end: Event) -> bool:
+    body = end.body
+    return isinstance(body, RunFailed) and "ToolFailed" in (body.failure.type, *body.failure.lineage)
+
+
+def _is_failure(event: Event) -> bool:
+    body = event.body
+    match body:
+        case ToolCallFailed():
+            return body.final
+        case ToolCallResolved():
+            return body.outcome == "failed"
+        case ToolCallCompleted():
+            return body.result is None
+        case ApprovalDecided():
+            return not body.granted
+        case ChildFinished():
+            return body.status != "succeeded"
+        case _:
+            return isinstance(body, ApprovalExpired | ApprovalWithdrawn)
+
+
+def _is_tried_again(call: CallState, fresh: bool) -> bool:
+    if call.phase == "completed":
+        return fresh and call.effect == "read"
+    # An approval that was used stays used: such a call keeps its failure, and the agent may make a new one. But if it
+    # may have happened, that has to be found out.
+    return call.phase == "failed" and call.begun and not is_certain_end(call) and (call.approval is None or not is_repeatable(call))
+
+
+def _is_usable(outcome: str | None, number: int, state: RunState) -> bool:
+    return outcome is None or (outcome == "approved" and number in state.open and state.open[number].phase == "approved")
+
+
+def _lost_approvals(state: RunState) -> set[int]:
+    """The approvals that were pending when the run ended: the end has withdrawn them."""
+    return set(state.pending) if state.finished else set()
+
+
+def _source(event: Event, past: History) -> Event:
+    return past.sources[event.body.of] if isinstance(event.body, OutcomeReused) else event
+
+
+def _asked(kept: Sequence[Event]) -> set[int]:
+    return {event.call for event in kept if event.call is not None and is_stated(event)}
+
+
+def _waiting(kept: Sequence[Event], past: History, state: RunState) -> set[int]:
+    """The calls, approvals and children for which the agent waits after these events."""
+    waiting: set[int] = set()
+    for event in kept:
+        if event.call is None:
+            continue
+        if is_stated(event):
+            waiting.add(event.call)
+        elif ends_wait(_source(event, past), of_tool=event.call in state.calls):
+            waiting.discard(event.call)
+    return waiting
+
+
+def _place(events: Sequence[Event], seq: int) -> int:
+    return bisect_right(events, seq, key=lambda event: event.seq)
+
+
+def _cannot(state: RunState, back_to: int) -> str:
+    assert state.created is not None
+    return f"run {state.created.run_id} cannot go back to event {back_to}"
+
+
+def _check(past: History, state: RunState, back_to: int) -> None:
+    assert state.created is not None
+    run_id = state.created.run_id
+    if state.status == "succeeded":
+        raise Conflict(f"run {run_id} has succeeded: its result counts, and it cannot be reopened")
+    if not 1 <= back_to <= state.seq:
+        raise InvalidInput(f"run {run_id} has no event {back_to}: its events are 1 to {state.seq}")
+    if state.finished and back_to == state.seq:
+        raise InvalidInput(f"{_cannot(state, back_to)}: that event is its end; go back to event {back_to - 1} or before")
+    place = _place(past.events, back_to)
+    if place == 0 or past.events[place - 1].seq != back_to:
+        raise InvalidInput(f"{_cannot(state, back_to)}: that event was superseded when the run was reopened before")
+    cancel = next((event.seq for event in past.events[:place] if type(event.body) is CancelRequested), None)
+    if cancel is not None:
+        raise InvalidInput(
+            f"{_cannot(state, back_to)}: its cancel was requested at event {cancel}; go back to event {cancel - 1} or before"
+        )
+    split = _split(past.events, back_to)
+    if split is not None:
+        cause, first, last = split
+        raise InvalidInput(
+            f"{_cannot(state, back_to)}: the agent stated the events {first} to {last} at once; go back to event {cause} or {last}"
+        )
+    alive = [child.run_id for child in state.alive.values() if child.asked_seq > back_to]
+    if alive:
+        raise Conflict(f"{_cannot(state, back_to)}: its child {alive[0]} was started after that and has not ended; cancel it first")
+
+
+def _settled(events: Sequence[Event], point: int) -> int:
+    """The last event up to `point` to which the run can go back."""
+    while (split := _split(events, point)) is not None:
+        point = split[0]
+    return point
+
+
+def _split(events: Sequence[Event], point: int) -> tuple[int, int, int] | None:
+    """(cause, first, last): statements of one activation that are before and after this point, if there are any."""
+    spans: dict[int, tuple[int, int]] = {}
+    for event in events:
+        if event.cause is not None and is_stated(event):
+            first, _ = spans.get(event.cause, (event.seq, 0))
+            spans[event.cause] = (first, event.seq)
+    return next(((cause, first, last) for cause, (first, last) in spans.items() if first <= point < last), None)

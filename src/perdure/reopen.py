@@ -1,0 +1,209 @@
+"""Retry and rewind: a run goes on from an earlier event of its own journal.
+
+`plan` reads the journals of the run and of those of its children that have to go on too, and computes the events to
+write (core/reopen.py). Then it replays each journal, with these events, with the agent's present code. So a divergence
+is found before anything is written. `Plan.runs` is written in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from perdure import shell
+from perdure.agent import Agent
+from perdure.core.codec import Payload
+from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunSucceeded, Usage
+from perdure.core.machine import AskApproval, CallTool, Command, Finish, StartChild, Succeeded
+from perdure.core.prompt_deltas import in_short
+from perdure.core.reopen import Reopening, reopening, retry_point
+from perdure.core.replay import Frontier
+from perdure.core.state import FINISHED, CallState, RunState, fold
+from perdure.engine.api import Reading, no_such_run
+from perdure.errors import AlreadyRunning, Conflict
+from perdure.store.api import Reopen, RunRow
+
+
+class ReopenedCall(Struct, frozen=True):
+    """One call in the preview of a retry or a rewind."""
+
+    call: int
+    tool: str
+    effect: str
+    state: str  # "completed", "failed", "in_doubt" …
+    key: str
+
+
+class Reopened(Struct, frozen=True):
+    """What a retry or a rewind does, or did."""
+
+    run_id: str
+    back_to: int  # the event from which the run goes on
+    version: str  # the version of the agent's code that goes on with the run
+    kept: list[ReopenedCall]  # calls with a result that the agent keeps
+    again: list[ReopenedCall]  # calls that failed: attempted again, or asked about if they may have happened
+    # Calls that were made after `back_to`. If the agent makes one again, its recorded result is used. If not, its
+    # effect stays.
+    superseded: list[ReopenedCall]
+    next: list[str]  # what the agent asks for first
+    used: Usage  # what the run has used so far
+    children: list[Reopened]  # the children that go on too
+
+
+class Plan(Struct, frozen=True):
+    """The writes of a retry or a rewind, and what they mean."""
+
+    reopened: Reopened
+    runs: Sequence[Reopen]
+
+
+class Planner:
+    """Computes what a retry or a rewind writes. It reads, and writes nothing."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        agent_of: Callable[[str], Agent[Any, Any]],
+        load: Callable[[Payload], bytes],
+        *,
+        max_steps: int,
+        now: int,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._reading = reading
+        self._agent_of = agent_of
+        self._load = load
+        self._max_steps = max_steps
+        self._now = now
+        self._new_id = new_id
+
+    def plan(
+        self,
+        run_id: str,
+        to: int | None,
+        *,
+        by: str,
+        reason: str | None,
+        fresh: bool,
+        tenant: str | None,
+        agent: Agent[Any, Any] | None = None,
+    ) -> Plan:
+        """The plan to go back to the event `to`; None: to where a retry goes back.
+
+        Errors: NotFound, Conflict, InvalidInput, AlreadyRunning; UnknownAgent; Diverged if the code asks for other calls
+        than the journal has up to that point.
+        """
+        row = self._row(run_id, tenant)
+        if row.parent is not None:
+            raise Conflict(
+                f"run {run_id} is a child of run {row.parent}, which has been told how it ended: reopen the parent, and its child goes on too",
+                hint=shell.command("retry", row.parent.partition("/")[0]),
+            )
+        runs: list[Reopen] = []
+        agent = agent or self._agent_of(row.agent)
+        return Plan(self._reopened(row, to, by, reason, fresh, agent, runs), runs)
+
+    def _row(self, run_id: str, tenant: str | None = None) -> RunRow:
+        row = self._reading.get(run_id)
+        if row is None or tenant not in (None, row.tenant):
+            raise no_such_run(run_id, self._reading)
+        return row
+
+    def _reopened(
+        self, row: RunRow, to: int | None, by: str, reason: str | None, fresh: bool, agent: Agent[Any, Any], runs: list[Reopen]
+    ) -> Reopened:
+        if row.status == "running" or row.holder is not None:
+            raise AlreadyRunning(f"run {row.run_id} is held by a worker", hint=f"pause it first: {shell.command('pause', row.run_id)}")
+        events = self._reading.read(row.run_id)
+        found = reopening(events, retry_point(events) if to is None else to, by=by, reason=reason, fresh=fresh)
+        state = fold(events)
+        bodies = [*found.bodies, *self._ended_meanwhile(state, found)]
+        version = agent.version if agent.version != row.version else None
+        if version is not None:
+            bodies.insert(1, (RunAdopted(version, by, reason), None))
+        reopened = _would_be(events, bodies, self._now, row.epoch)
+        after = fold(reopened)
+        after.version = agent.version
+        frontier = agent.replayed(after, reopened, self._load, self._max_steps)
+        runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
+        return Reopened(
+            row.run_id,
+            found.back_to,
+            agent.version,
+            kept=[_call(call) for call in found.kept],
+            again=[_call(call) for call in found.again],
+            superseded=[_call(call) for call in found.superseded],
+            next=list(_next(frontier, state)),
+            used=state.used,
+            children=[
+                self._reopened(self._row(child), None, by, reason, fresh, self._agent_of_child(child, frontier, after), runs)
+                for child in found.children
+            ],
+        )
+
+    def _agent_of_child(self, run_id: str, frontier: Frontier, state: RunState) -> Agent[Any, Any]:
+        number = next(number for number, child in state.children.items() if child.run_id == run_id)
+        asked = frontier.calls.get(number)
+        return asked.agent if isinstance(asked, StartChild) else self._agent_of(state.children[number].agent)
+
+    def _ended_meanwhile(self, state: RunState, found: Reopening) -> Iterator[tuple[AnyBody, int | None]]:
+        """The ends of children that ended after the run was ended by force: the run was not told."""
+        if not state.finished:
+            return
+        for number, child in state.alive.items():
+            row = self._row(child.run_id)
+            if row.status not in FINISHED:
+                raise Conflict(f"run {found.run_id}: its child {child.run_id} is still {row.status}; try again when it has ended")
+            end = self._reading.read(child.run_id, after=row.seq - 1)[0].body
+            if isinstance(end, RunSucceeded):
+                yield ChildFinished(child.run_id, "succeeded", output=end.output), number
+            else:
+                raise Conflict(
+                    f"run {found.run_id}: its child {child.run_id} was {row.status} when the run was ended by force; go back to before event "
+                    f"{child.started_seq}, where it was started"
+                )
+
+
+def _would_be(events: Sequence[Event], bodies: Sequence[tuple[AnyBody, int | None]], now: int, epoch: int) -> list[Event]:
+    """The journal as it would be after the write."""
+    last = events[-1].seq
+    more = [
+        Event(seq, "0" * 32, now, epoch, call, last if seq == last + 1 else last + 1, body)
+        for seq, (body, call) in enumerate(bodies, last + 1)
+    ]
+    return [*events, *more]
+
+
+def _call(call: CallState) -> ReopenedCall:
+    return ReopenedCall(call.number, call.tool, call.effect, call.phase, call.key)
+
+
+def _next(frontier: Frontier, state: RunState) -> Iterator[str]:
+    """What the agent asks for at the frontier, in words."""
+    for _, command in frontier.pending:
+        words = _words(command)
+        if words is not None:
+            reused = getattr(command, "number", 0) <= state.numbers if not isinstance(command, Finish) else False
+            yield f"{words}: made before, its outcome is used again" if reused else words
+
+
+def _words(command: Command) -> str | None:
+    match command:
+        case CallTool(number, tool, args):
+            return f"call {number}: {tool.name}({in_short(args) or _short(args.decode('utf-8', 'replace'))})"
+        case AskApproval(number, action):
+            return f"approval {number}: {action}"
+        case StartChild(number, agent, args):
+            return f"child {number}: {agent.name}({_short(args.decode('utf-8', 'replace'))})"
+        case Finish(Succeeded()):
+            return "the run succeeds"
+        case Finish():
+            return f"the run ends: {type(command.outcome).__name__.lower()}"
+        case _:
+            return None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 120 else text[:119] + "…"
