@@ -304,6 +304,7 @@ planned = Plan(
     version="1",
 )
 
+
 @agent(version="1")
 async def mended(run: Run, parcel: str) -> str:
     paid = await pay(5)
