@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from perdure.agents.mcp.tools import mcp
     from perdure.agents.plan import Plan, Step, param, ref
     from perdure.agents.react.agent import ReAct
+    from perdure.fork import Fork
+    from perdure.inspect.diff import Diff
     from perdure.inspect.inside import Inspection
 
 __version__ = "0.2.0.dev0"
@@ -79,10 +81,12 @@ __all__ = [
     "Conflict",
     "CostRow",
     "Decision",
+    "Diff",
     "Diverged",
     "Event",
     "FailureInfo",
     "Fatal",
+    "Fork",
     "Handle",
     "Inspection",
     "InvalidInput",
@@ -140,6 +144,8 @@ __all__ = [
 
 # These names are imported at first use: a worker without plans and models starts faster without these imports.
 _LATER = {
+    "Diff": "perdure.inspect.diff",
+    "Fork": "perdure.fork",
     "Inspection": "perdure.inspect.inside",
     "Plan": "perdure.agents.plan",
     "ReAct": "perdure.agents.react.agent",

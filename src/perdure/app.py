@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from perdure import shell
 from perdure.agent import Agent, AgentInput
@@ -55,7 +55,9 @@ from perdure.tool.artifact import Artifact, ids_in, in_call, pointers_in
 from perdure.undo import Undoer, UndoPlan, undoable
 
 if TYPE_CHECKING:
+    from perdure.fork import Fork
     from perdure.inspect.audit import AuditLog
+    from perdure.inspect.diff import Diff
     from perdure.inspect.inside import Inspection
     from perdure.store.api import Store
 
@@ -622,6 +624,54 @@ class Perdure:
         if not dry_run:
             await self.engine.reopen(plan.runs)
         return plan.reopened
+
+    # -- rehearsing ---------------------------------------------------------------------------------------------------
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        at: int | None = None,
+        edits: dict[int, Any] | None = None,
+        input: dict[str, Any] = NOTHING,
+        model: str | None = None,
+        answers: Sequence[dict[str, Any]] = (),
+        reads: bool = False,
+        tenant: str | None = None,
+    ) -> Fork:
+        """Rehearse a run with this app's code from its event `at` on: what would its agent do? Nothing is stored.
+
+        No tool touches the world. A call with the same tool and the same arguments as a recorded call gets the recorded
+        outcome. Another call is answered by `answers`, such as `[{"tool": "refund", "args": {"order": "o-7"}, "result":
+        "done"}]` (`args` may name some of the arguments; `error` instead of `result` lets the call fail), then by the
+        tool's stand-in (`@tool.simulate`). With `reads=True`, `read` tools are called and models are asked. At all
+        other calls the rehearsal stops, and `would_call` has them.
+
+        `edits`: number of a call → the result that it has instead. `input`: other arguments of the agent. `model`: the
+        name of another model for a ReAct agent; models are asked then. Without `at`, the fork begins before the outcome
+        of the first edited call, or at the beginning. Raises Diverged if this code asks for other calls than the journal
+        has up to `at`, and NotReady if a model or a `read` tool cannot be reached.
+        """
+        _check_flag(reads, "fork(reads=)")
+        check_tenant(tenant)
+        from perdure.fork import Forks, stubs_of  # imported only if needed
+
+        row = await self.handle(run_id, tenant=tenant).row()
+        agent = self._agent(row.agent)
+        if model is not None:
+            agent = agent.with_model(model)
+        async with Forks(self.reading, self.settings, answers=stubs_of(answers), reads=reads, models=model is not None) as forks:
+            given: Any = UNSET if input is NOTHING else input
+            return await forks.fork(row.run_id, agent, at=at, edits=edits, input=given)
+
+    async def diff(self, run_id: str, other: str, *, tenant: str | None = None) -> Diff:
+        """Compare two runs: their calls, arguments and results, their outcome and their cost."""
+        from perdure.inspect.diff import diff_of, path_of  # imported only if needed
+
+        paths = []
+        for one in (run_id, other):
+            handle = self.handle(one, tenant=tenant)
+            paths.append(path_of(f"run {one}", await handle.events(), self.load))
+        return diff_of(*paths)
 
     async def requeue(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
         """Deprecated since 0.2: use `unpause`, which also continues a run that needs attention."""

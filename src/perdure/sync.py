@@ -175,6 +175,8 @@ class Perdure:
     unpause = _blocking(asynchronous.Perdure.unpause)
     retry = _blocking(asynchronous.Perdure.retry)
     rewind = _blocking(asynchronous.Perdure.rewind)
+    fork = _blocking(asynchronous.Perdure.fork)
+    diff = _blocking(asynchronous.Perdure.diff)
     requeue = _blocking(asynchronous.Perdure.requeue)
     adopt = _blocking(asynchronous.Perdure.adopt)
     resolve = _blocking(asynchronous.Perdure.resolve)

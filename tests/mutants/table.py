@@ -87,6 +87,7 @@ _WORDS = {
     "T32": "two journals make the same key for different effects",
     "T33": "a budget is exceeded without limit when workers die",
     "T34": "innocent runs wait one by one because of a poisonous run",
+    "T35": "a retry, a rewind or a rehearsal repeats an effect",
     "bad input": "invalid input is refused",
     "calls": "a call changes its state only as its table allows",
     "duplicates": "a message that is sent twice counts once",

@@ -41,6 +41,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "rewind": ("perdure.cli.rewind", "Let a run go on from an earlier event of its journal."),
     "undo": ("perdure.cli.undo", "Undo the calls of a finished run whose tools have compensate hooks."),
     "replay": ("perdure.cli.replay", "Check recorded runs against this code."),
+    "fork": ("perdure.cli.fork", "Rehearse a recorded run from any event on, without effects: what would it do?"),
+    "diff": ("perdure.cli.diff", "Compare two runs: calls, results, outcome, cost."),
+    "whatif": ("perdure.cli.whatif", "Rehearse many recorded runs with this code, prompt or model, without effects."),
     "check": ("perdure.cli.check", "Find code that would break replay, without running it."),
     "crashtest": ("perdure.cli.crashtest", "Kill an agent at each of its boundaries, and check that its run survives."),
     "verify": ("perdure.cli.verify", "Check the hash chain of one run or of all."),
@@ -77,7 +80,11 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("checkpoint", "checkpoints", "snapshot", "snapshots"), f"every step is recorded without a command; {_AT}"),
     **dict.fromkeys(("time-travel", "timetravel", "at"), f"{_AT}; {_REWIND}"),
     **dict.fromkeys(("reset", "reopen", "restore", "goto", "jump"), f"{_REWIND}, and perdure retry RUN from where it failed"),
-    **dict.fromkeys(("fork", "branch", "clone"), f"a run is not copied; {_REWIND}; {_AT}"),
+    **dict.fromkeys(("branch", "clone"), f"perdure fork RUN --at SEQ rehearses a run from any event on; {_REWIND}; {_AT}"),
+    **dict.fromkeys(("compare", "delta"), "perdure diff RUN RUN"),
+    **dict.fromkeys(
+        ("simulate", "rehearse", "dry-run", "eval", "backtest"), "perdure fork RUN for one run, perdure whatif TARGET for many"
+    ),
     **dict.fromkeys(("lease", "leases", "heartbeat", "heartbeats", "workers", "queues", "queue"), _WORKERS),
     **dict.fromkeys(("kill", "stop", "abort", "terminate", "end"), _CANCEL),
     **dict.fromkeys(("rollback", "revert", "compensate", "saga"), _UNDO),

@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from perdure.core.codec import Payload
-from perdure.core.events import OF_MODEL, Event, OutcomeReused, ToolCallInitiated, ToolCallProposed
+from perdure.core.events import OF_MODEL, CallRequestedAgain, Event, OutcomeReused, ToolCallInitiated, ToolCallProposed
 from perdure.core.history import History, Superseded, ends_wait, history, is_stated
 from perdure.core.machine import (
     ApprovalSettled,
@@ -72,15 +72,14 @@ class Rehearsal:
         Raises Diverged if the code asks for other calls up to there.
         """
         past = history(events)
-        kept = [event for event in past.events if event.seq <= at]
+        kept = [event for event in events if event.seq <= at]  # with superseded events: a replay needs the whole journal
         rest = [event for event in past.events if event.seq > at]
         self.machine = machine
         self.taken: dict[int, Taken] = {}  # by the number that the call has in the rehearsal
         self.outcome: Succeeded | Failed | Cancelled | None = None
         self._asked: dict[int, Asked] = {}
         self._now = kept[-1].ts if kept else 0
-        requests = {event.call: event for event in rest if event.call is not None and is_stated(event)}
-        self._recorded = Superseded(requests, load)
+        self._recorded = Superseded(_requests(events, rest), load)
         self._outcomes: dict[int, list[_Outcome]] = {}
         self._ready: list[_Outcome] = []  # recorded outcomes that the agent waits for
         self._edits = dict(edits or {})
@@ -91,6 +90,10 @@ class Rehearsal:
                 f"call {unused[0]} has no outcome after event {at}, so that nothing can be edited; go back to an earlier event"
             )
         frontier = replay(machine, kept, load)
+        for number, ends in machine.earlier.outcomes.items():
+            # The run was reopened before `at`: the agent may make a superseded call again, and it keeps its outcome.
+            found = [_Outcome(end.seq, end.ts, completion) for end in ends if (completion := completion_of(end, load)) is not None]
+            self._outcomes.setdefault(number, found)
         pending = [command for _, command in frontier.pending]
         stated_now = {command.number for command in pending if isinstance(command, Asked)}
         for number in machine.waits_for:
@@ -169,7 +172,7 @@ class Rehearsal:
         if edited:
             self._check_edit(command, self._edits[recorded])  # type: ignore[index]
         self._ready += [structs.replace(one, completion=_numbered(one.completion, number)) for one in outcomes]
-        ended = any(not (isinstance(one.completion, ApprovalSettled) and isinstance(command, CallTool)) for one in outcomes)
+        ended = any(not (isinstance(command, CallTool) and _is_granted(one.completion)) for one in outcomes)
         source: Source | None = None if not ended else "edited" if edited else "recorded"
         self.taken[number] = Taken(number, *described(command), recorded, source)
 
@@ -177,17 +180,18 @@ class Rehearsal:
         if isinstance(command, AskApproval):
             raise InvalidInput(f"call {command.number} is an approval: its decision cannot be edited")
         callee = command.tool if isinstance(command, CallTool) else command.agent
-        try:
-            callee.decode_result(result)
-        except Exception as error:
-            raise InvalidInput(f"the edited result of call {command.number} does not fit {callee.name}: {error}") from None
+        if (misfit := callee.result_misfit(result)) is not None:
+            raise InvalidInput(f"the edited result of call {command.number} does not fit {callee.name}: {misfit}")
 
     def _same(self, command: Asked) -> int | None:
         kind, name, args = described(command)
         if kind == "model":
-            return self._recorded.take(kind, "", b"", None, digest_in(args))
-        callee = command.tool if isinstance(command, CallTool) else command.agent if isinstance(command, StartChild) else None
-        return self._recorded.take(kind, name, args, callee, None)
+            found = self._recorded.take(kind, "", b"", None, digest_in(args))
+        else:
+            callee = command.tool if isinstance(command, CallTool) else command.agent if isinstance(command, StartChild) else None
+            found = self._recorded.take(kind, name, args, callee, None)
+        # The machine gives a superseded call that is made again its number.
+        return command.number if found is None and command.number in self.machine.earlier.requests else found
 
 
 def described(command: Asked) -> tuple[Literal["tool", "model", "approval", "child"], str, bytes]:
@@ -199,6 +203,23 @@ def described(command: Asked) -> tuple[Literal["tool", "model", "approval", "chi
             return "approval", action, asked
         case StartChild(_, agent, args):
             return "child", agent.name, args
+
+
+def _requests(events: Sequence[Event], rest: Sequence[Event]) -> dict[int, Event]:
+    """Number of a call that was requested in `rest` → the event with its tool and arguments.
+
+    If the run was reopened, that event may be an earlier one: a call that is requested again is not described again.
+    """
+    first: dict[int, Event] = {}
+    for event in events:
+        if event.call is not None and is_stated(event) and type(event.body) is not CallRequestedAgain:
+            first[event.call] = event
+    return {event.call: first[event.call] for event in rest if event.call is not None and is_stated(event)}
+
+
+def _is_granted(completion: Completion) -> bool:
+    """Is this a granted approval? A tool call goes on after it; all other completions end the wait for their call."""
+    return isinstance(completion, ApprovalSettled) and completion.outcome == "approved"
 
 
 def _numbered(completion: Completion, number: int) -> Completion:

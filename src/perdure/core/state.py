@@ -577,33 +577,47 @@ class RunState(Struct, gc=False, eq=False):
         body = event.body
         call = self.calls.get(number) or self._first(event, number)
         call.last_seq, call.last_ts = event.seq, event.ts
+        # Nearly all events are the intent or the result of a call: these two are asked for without the slower pattern matching.
+        if isinstance(body, ToolCallInitiated):
+            self._initiated(call, event, body)
+        elif isinstance(body, ToolCallCompleted):
+            self._move(call, event, "completed")
+            call.result, call.failure = body.result, body.failure
+            if body.progress is not None:
+                call.progress = body.progress
+            self._take_time(call, event.ts - call.started_at)
+            if body.usage is not None or call.estimate is not None or call.unsettled is not None:
+                self._settle_cost(call, body.usage)
+        else:
+            self._apply_rarer(call, event)
+        if call.phase in ENDED:
+            self.open.pop(number, None)
+            self.crashes = self.crashes_alone = 0
+
+    def _initiated(self, call: CallState, event: Event, body: ToolCallInitiated) -> None:
+        if call.phase == "started" and call.effect in ("once", "keyed"):
+            # The worker died inside the attempt, and the same key is sent again: the earlier attempt may have
+            # happened.
+            call.unsettled, call.doubtful = call.may_cost, True
+        self._move(call, event, "initiated")
+        ts = event.ts
+        if call.attempt == 0:
+            call.first_ts = ts  # the age of a key counts from its first attempt, not from the proposal
+        call.attempt, call.intent_seq = body.attempt, event.seq
+        call.timeout_s, call.settle_s = body.timeout_s, body.settle_s
+        call.retry_at = call.turn = None
+        call.has_reconcile, call.started_at, call.quiet_since = body.reconcile, ts, 0
+        call.keyless = body.keyless
+        if body.pinned is not None:
+            self.pins.setdefault(f"tool {body.tool}", body.pinned)
+        self.attempts += 1
+        call.estimate = body.estimate
+        if call.estimate is not None or call.reserved is not NOTHING or call.unsettled is not None:
+            self._hold(call)
+
+    def _apply_rarer(self, call: CallState, event: Event) -> None:
+        body = event.body
         match body:
-            case ToolCallInitiated():
-                if call.phase == "started" and call.effect in ("once", "keyed"):
-                    # The worker died inside the attempt, and the same key is sent again: the earlier attempt may have
-                    # happened.
-                    call.unsettled, call.doubtful = call.may_cost, True
-                self._move(call, event, "initiated")
-                if call.attempt == 0:
-                    call.first_ts = event.ts  # the age of a key counts from its first attempt, not from the proposal
-                call.attempt, call.intent_seq = body.attempt, event.seq
-                call.timeout_s, call.settle_s = body.timeout_s, body.settle_s
-                call.retry_at = call.turn = None
-                call.has_reconcile, call.started_at, call.quiet_since = body.reconcile, event.ts, 0
-                call.keyless = body.keyless
-                if body.pinned is not None:
-                    self.pins.setdefault(f"tool {body.tool}", body.pinned)
-                self.attempts += 1
-                call.estimate = body.estimate
-                if call.estimate is not None or call.reserved is not NOTHING or call.unsettled is not None:
-                    self._hold(call)
-            case ToolCallCompleted():
-                self._move(call, event, "completed")
-                call.result, call.failure = body.result, body.failure
-                call.progress = body.progress or call.progress
-                self._take_time(call, event.ts - call.started_at)
-                if body.usage is not None or call.estimate is not None or call.unsettled is not None:
-                    self._settle_cost(call, body.usage)
             case ToolCallProposed():
                 call.retry_at = call.turn = body.at
             case ToolCallFailed():
@@ -642,9 +656,6 @@ class RunState(Struct, gc=False, eq=False):
                     self.status = "cancelling" if self.cancel else "queued"
             case _:
                 raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is not about a call")
-        if call.phase in ENDED:
-            self.open.pop(number, None)
-            self.crashes = self.crashes_alone = 0
 
     def take_back(self, intent: ToolCallInitiated, before: CallState, instead: Event) -> None:
         """Undo the last intent of a call, which was not written to the journal.

@@ -70,15 +70,16 @@ from perdure.engine.local.task_cleanup import cancel
 from perdure.engine.threads import Threads
 from perdure.errors import Conflict, Fenced, NotFound, RunEnded, StoreError, StoreUnavailable, in_full
 from perdure.settings import Settings
-from perdure.store.api import Append, Appended, Claimed, ProgressRow, Refused, RunRow, Store
+from perdure.store.api import Append, Appended, Claimed, Committed, ProgressRow, Refused, RunRow, Store
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Call, Closer
 
 log = logging.getLogger("perdure.worker")
 T = TypeVar("T")
 Performing = Callable[[Any], Any]  # takes a tool or a model call, and returns the object that is performed instead
-# Events that only affect their own run: the worker need not look at them, unless it has observers.
+# Events that only affect their own run: the worker need not look at them.
 _PLAIN = frozenset((ToolCallInitiated, ToolCallCompleted, ModelCallInitiated, ModelCallCompleted))
+_NOTHING = Step()  # a step that asks for nothing
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _BUSY_S = 0.02
 _LONGEST_TURN_S = 0.005
@@ -130,6 +131,8 @@ class Host(Protocol):
     def serve_too(self, agent: Agent[Any, Any]) -> None: ...
 
     def committed(self, run_id: str, sealed: Sequence[Sealed]) -> None: ...
+
+    def observe(self, run_id: str, sealed: Sequence[Sealed]) -> None: ...
 
     def rested(self, drive: Drive) -> None: ...
 
@@ -250,7 +253,7 @@ class Drive:
         """Feed the queued inputs to the core and carry out its steps, until the queue is empty."""
         if self._stepping:
             return
-        host, inputs = self._host, self._inputs
+        host, inputs, core = self._host, self._inputs, self._core
         self._stepping = True
         begun_s = now_s = host.loop.time()
         try:
@@ -259,15 +262,19 @@ class Drive:
                 while given is not None:
                     host.entered = self.run_id
                     try:
-                        step = self._core.step(given, host.clock.now(), int(now_s * 1_000_000), more=bool(inputs))
+                        step = core.step(given, host.clock.now(), int(now_s * 1_000_000), more=bool(inputs))
                     finally:
                         host.entered = None
+                    if step == _NOTHING:
+                        break  # the common case: the append is durable, and the end of its attempt is the next input
                     self._carry_out(step)
                     given = None if step.question is None else self._answer(step.question)
-                if self._asked and not self._core.is_asking:
+                if self._asked and not core.is_asking:
                     self._stop_asking()
+                if not inputs:
+                    break
                 now_s = host.loop.time()
-                if inputs and now_s - begun_s > _LONGEST_TURN_S:
+                if now_s - begun_s > _LONGEST_TURN_S:
                     # A tool that answers at once leads to the next commit, and that commit leads to the next tool. Let
                     # the loop serve other runs in between.
                     host.loop.call_soon(self._work)
@@ -288,6 +295,31 @@ class Drive:
         The actions before the append need no durable intent. Only the alarm, the yield and the end come after the
         append.
         """
+        # Most steps are only an append.
+        if (
+            step.notes
+            or step.stop
+            or step.forget
+            or step.serve
+            or step.settle
+            or step.cancel
+            or step.hold_back
+            or step.ask
+            or step.begin_now
+        ):
+            self._act_before_append(step)
+            if self.over:
+                return
+        if step.append is not None:
+            self._commit(step.append, step.begin)
+        if step.wake_after_us is not None:
+            self._arm(step.wake_after_us / 1e6)
+        if step.yields and self._host.is_short_of_room(self._row.queue):
+            self._feed(Crowded())
+        if step.end is not None:
+            self._end(step.end)
+
+    def _act_before_append(self, step: Step) -> None:
         for note in step.notes:
             log.log(_LEVELS[note.level], "%s", note.text)
         for number in step.stop:
@@ -309,16 +341,6 @@ class Drive:
         for begin in step.begin_now:
             if not self.over:  # the first step of a tool may have called `app.abort()`
                 self._start(begin, None)
-        if self.over:
-            return
-        if step.append is not None:
-            self._commit(step.append, step.begin)
-        if step.wake_after_us is not None:
-            self._arm(step.wake_after_us / 1e6)
-        if step.yields and self._host.is_short_of_room(self._row.queue):
-            self._feed(Crowded())
-        if step.end is not None:
-            self._end(step.end)
 
     def _answer(self, question: Question) -> Input | None:
         """The answer to the core's question. None: the answer comes later, as an input.
@@ -489,15 +511,14 @@ class Drive:
     def _answered(self, append: Append, said: Appended | Exception) -> None:
         if self.over:
             return
-        match said:
-            case StoreUnavailable():
-                self._try_again(said, partial(self._send_again, append))
-            case Exception():
-                self._host.broke(self, said)
-            case Refused(why):
-                self._refused(append, why)
-            case _:
-                self._durable(append, None)
+        if isinstance(said, Committed):
+            self._durable(append, None)
+        elif isinstance(said, Refused):
+            self._refused(append, said.why)
+        elif isinstance(said, StoreUnavailable):
+            self._try_again(said, partial(self._send_again, append))
+        else:
+            self._host.broke(self, said)
 
     def _durable(self, append: Append, result: Sealed | None) -> None:
         """Continue after a durable append.
@@ -536,24 +557,27 @@ class Drive:
         return asked_s if row is not None and (row.holder, row.epoch) == (lease.worker, lease.epoch) else None
 
     def _begin_what_is_durable(self, append: Append, result: Sealed | None) -> None:
-        host = self._host
+        host, core = self._host, self._core
         sealed = append.events if result is None else (*append.events, result)
         if sealed:
             self._head = sealed[-1].hash
-            self._host.progress.settle(self.run_id, self._core.state)
+            host.progress.settle(self.run_id, core.state)
         self._failures = 0
         if append.charge is not None:
-            host.questions.committed(self._core.budgets, append.charge)
+            host.questions.committed(core.budgets, append.charge)
         begin, self._begin = self._begin, ()
         stepping, self._stepping = self._stepping, True
         try:
-            if host.observers or not _PLAIN.issuperset([type(one.event.body) for one in sealed]):
-                host.committed(self.run_id, sealed)
+            for durable in sealed:
+                if type(durable.event.body) not in _PLAIN:
+                    host.committed(self.run_id, sealed)
+                    break
+            if host.observers:
+                host.observe(self.run_id, sealed)
             sent_s = self._sent_s
             in_doubt = False
             for one in begin:
                 in_doubt = in_doubt or self._is_unsure(sent_s, one.covered_s)
-            core = self._core
             begun = bool(begin) and not in_doubt and (core.closing is None or core.may_begin)
             self._inputs.append(AppendCommitted(begun, in_doubt, None if result is None else result.event))
             if begun:

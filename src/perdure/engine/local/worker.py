@@ -1084,13 +1084,16 @@ class Worker:
         return self._renewer.beat()
 
     def committed(self, run_id: str, sealed: Sequence[Sealed]) -> None:
-        """Events of a run are durable: wake the dispatcher of notices and the waiters, and call the observers."""
+        """Events of a run are durable: wake the dispatcher of notices, and the waiters."""
         for one in sealed:
             kind = type(one.event.body)
             if kind in TOLD:
                 self._dispatcher.poke()
             elif kind is ChildStarted:
                 self._wake_beside(run_id)
+
+    def observe(self, run_id: str, sealed: Sequence[Sealed]) -> None:
+        """Events of a run are durable: tell the observers."""
         events = [one.event for one in sealed]
         for observe in self.observers:
             try:

@@ -15,7 +15,7 @@ from perdure.errors import InvalidInput, StoreError, StoreUnavailable
 from perdure.store.archive import moved_error, moved_from
 from perdure.store.cursor import Cursor, Params, Row
 from perdure.store.sqlite.chain import link_chain
-from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory
+from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory, fit_log
 from perdure.store.sqlite.faults import not_text, translated
 from perdure.store.sqlite.guard import unwatch, watch
 from perdure.store.sqlite.migrate import migrate
@@ -104,10 +104,13 @@ class SqliteDatabase:
                 connection = self._connection() if self._writer is None or self._writer.in_transaction else self._writer
                 cursor = connection.cursor()
                 cursor.execute(_BEGIN)
+                changed_before = connection.total_changes()
             except apsw.Error as error:
                 raise translated(error, self.where) from None
             try:
                 done = work(SqliteCursor(cursor))
+                if self.path is not None:
+                    fit_log(connection, connection.total_changes() - changed_before)
                 try:
                     cursor.execute(_COMMIT)
                 except apsw.Error as error:
