@@ -271,7 +271,7 @@ def test_verify_names_a_journal_whose_run_is_gone_and_the_guards_that_were_taken
     problems = [line["problem"] for line in killed.lines("verify", code=7) if line["run_id"] is None]
     assert problems == told[:-1]
     failed = {check["name"]: check for check in killed.lines("doctor", code=1) if check["verdict"] == "FAIL"}
-    assert failed["guards"]["found"] == f"{told[0]}; and 30 things more"
+    assert failed["guards"]["found"] == f"{told[0]}; and 34 things more"
     assert failed["guards"]["way_out"] == "perdure verify"
 
 
