@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import structs
 from tests.core.world import RUN, SECOND, World, receipt
 
@@ -28,13 +30,20 @@ _VOTES = {
 }
 
 
+REOPENS = ("retry", "rewind", "rewind fresh", "rewind to new code")  # what may be done to a run that has ended too
+
+
 def can(world: World, what: str) -> bool:
     """Whether that can be done now."""
+    if what in REOPENS:
+        return not world.held and world.status != "succeeded"
     if world.finished:
         return False
     match what.partition(" ")[0]:
         case "signal":
             return True
+        case "end":
+            return not world.held
         case "cancel":
             return world.status != "cancelling"
         case "pause":
@@ -57,16 +66,30 @@ def can(world: World, what: str) -> bool:
             return True  # the clock
 
 
-def do(world: World, place: int) -> None:
-    """Do what the scenario has in this place; it is done then."""
+def ways(world: World, what: str) -> list[str]:
+    """All ways to do that: a run can be reopened at several events. A point that is refused is none, and changes nothing."""
+    if what == "retry":
+        return ["reopen {}".format(world.journal.retried_at)] if world.journal.retried_at is not None else []
+    if what in REOPENS:
+        return [f"reopen {point}{what.removeprefix('rewind')}" for point in world.journal.points]
+    return [what]
+
+
+def do(world: World, place: int, how: str | None = None, new_code: Any = None) -> None:
+    """Do what the scenario has in this place, in this one of its ways; it is done then."""
     what = world.env[place]
     world.env = (*world.env[:place], *world.env[place + 1 :])
-    act(world, what)
+    act(world, how or what, new_code)
 
 
-def act(world: World, what: str) -> None:
+def act(world: World, what: str, new_code: Any = None) -> None:
     word, _, more = what.partition(" ")
     match word:
+        case "reopen":
+            point, _, how = more.partition(" ")
+            world.reopen(int(point), new_code if how == "to new code" else world.agent, fresh=how == "fresh")
+        case "end":
+            world.end_by_force()
         case "signal":
             payload = codec.pack(codec.encode(more), 1000)[0]
             world.post(what, SignalReceived("go", payload, by="ann"))

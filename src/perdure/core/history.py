@@ -132,7 +132,9 @@ class Earlier(Struct, frozen=True):
 class Branch(Struct, frozen=True):
     """A `run_reopened` that the agent knows."""
 
-    at: int  # the first activation whose statements are superseded: there the agent may ask for something else
+    # The last activation with statements that are kept. After it, the agent may ask for something else.
+    stated: int
+    at: int  # the first activation whose statements are superseded
     reopened: int  # the seq of the `run_reopened`
     after: int  # the seq of the last event of its commit
     earlier: Earlier
@@ -162,9 +164,10 @@ def history(events: Sequence[Event]) -> History:
             del kept[bisect_right(kept, body.back_to, key=_seq) :]
             branches = [branch for branch in branches if branch.reopened <= body.back_to]
             known = {one.seq for one in kept}
-            causes = (one.cause for one in stated if one.seq not in known and one.cause in known)
-            first = min((cause for cause in causes if cause is not None), default=event.seq)
-            branches.append(Branch(first, event.seq, _end_of_commit(events, place), _earlier(state, kept, requests, events[:place])))
+            last = max((one.cause or 0 for one in stated if one.seq in known), default=0)
+            first = min((one.cause for one in stated if one.cause in known and one.cause > last), default=event.seq)
+            earlier = _earlier(state, kept, requests, events[:place])
+            branches.append(Branch(last, first, event.seq, _end_of_commit(events, place), earlier))
         state.apply(event)
         kept.append(event)
         if is_stated(event):

@@ -176,7 +176,7 @@ def _replay(
     branches = list(reversed(past.branches))
     for event in past.events:
         kind, seq = type(event.body), event.seq
-        while branches and seq >= branches[-1].at:
+        while branches and seq > branches[-1].stated:
             machine.reopen(branches.pop().earlier, load)
         source = event
         if kind in WAKES:

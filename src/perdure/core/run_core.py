@@ -554,9 +554,10 @@ class RunCore:
                 self._pinned(tool)  # records an event if the tool has changed since this run first called it (T30)
         else:  # this worker has kept the machine since it parked the run: the tools are the same objects
             frontier = replay(self._machine, events, self._load, Frontier(self._asked, self._unwanted, []))
-        for number in [number for number in self._asked if number <= state.numbers and not state.is_open(number)]:
-            self._forget_arguments(number)
         open_before, known = list(state.open.values()), state.numbers
+        again = {command.number for _, command in frontier.pending if isinstance(command, Asked)}  # superseded calls, and new ones
+        for number in [number for number in self._asked if number <= known and number not in again and not state.is_open(number)]:
+            self._forget_arguments(number)
         yield from self._obey(frontier.pending)
         # The last worker was closing when the agent made these calls again.
         for number in [number for number in self._machine.waits_for if number in self._machine.earlier.outcomes]:
@@ -1235,7 +1236,7 @@ class RunCore:
             case ToolCallResolved() if row.call in state.calls and self._is_about(body, state.calls[row.call]):
                 yield from self._hear_of_resolution(state.calls[row.call], body, event_id)
             case ApprovalVoted() | ApprovalEscalated() | ApprovalDecided() | ApprovalExpired() | ApprovalWithdrawn() if (
-                row.call in state.asks
+                row.call in state.asks and state.asks[row.call].open  # a reopened run may have withdrawn it meanwhile
             ):
                 yield from self._hear_of_approval(state.asks[row.call], body, event_id)
             case ChildFinished() if row.call in state.alive:

@@ -70,6 +70,7 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallProposed,
     ToolCallResolved,
+    Unsettled,
     Usage,
 )
 from perdure.core.events import Status as Status
@@ -233,6 +234,11 @@ class AskState(Struct, gc=False):
     @property
     def pending(self) -> bool:
         return self.outcome is None
+
+    @property
+    def open(self) -> bool:
+        """May the approval still change? The grant of a call's approval may expire or be withdrawn before the call begins."""
+        return self.outcome is None or (self.outcome == "approved" and self.request.tool is not None)
 
 
 class ChildState(Struct, gc=False):
@@ -479,7 +485,7 @@ class RunState(Struct, gc=False, eq=False):
             self.asks[number] = self.pending[number] = AskState(number, body, event.seq, event.ts)
             return
         ask = self.asks.get(number)
-        if ask is None or (ask.outcome is not None and not (ask.outcome == "approved" and ask.request.tool is not None)):
+        if ask is None or not ask.open:
             raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is about call {number}, where no approval is open")
         match body:
             case ApprovalVoted():
@@ -715,6 +721,15 @@ def is_repeatable(call: CallState) -> bool:
 def is_certain_end(call: CallState) -> bool:
     """Did the failed call certainly happen? Then it is never attempted again: only its result cannot be recorded."""
     return call.failure is not None and call.failure.kind == "not_encodable"
+
+
+def unsettled(calls: Iterable[CallState]) -> tuple[Unsettled, ...]:
+    """Those of these calls that may have happened, and what each of them may have cost."""
+    return tuple(
+        Unsettled(call.number, call.attempt, call.may_cost)
+        for call in calls
+        if call.may_cost is not None and call.effect != "transaction"  # a transaction without a result did not happen
+    )
 
 
 def _unsettled(call: CallState, doubt: ToolCallInDoubt) -> Usage | None:
