@@ -15,10 +15,10 @@ from msgspec import Struct
 from perdure import shell
 from perdure.agent import Agent
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunSucceeded, Usage
+from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunFailed, RunSucceeded, Usage
 from perdure.core.machine import AskApproval, CallTool, Command, Finish, StartChild, Succeeded
 from perdure.core.prompt_deltas import in_short
-from perdure.core.reopen import Reopening, reopening, retry_point
+from perdure.core.reopen import reopening, retry_point
 from perdure.core.replay import Frontier
 from perdure.core.state import FINISHED, CallState, RunState, fold
 from perdure.engine.api import Reading, no_such_run
@@ -117,9 +117,10 @@ class Planner:
         if row.status == "running" or row.holder is not None:
             raise AlreadyRunning(f"run {row.run_id} is held by a worker", hint=f"pause it first: {shell.command('pause', row.run_id)}")
         events = self._reading.read(row.run_id)
-        found = reopening(events, retry_point(events) if to is None else to, by=by, reason=reason, fresh=fresh)
         state = fold(events)
-        bodies = [*found.bodies, *self._ended_meanwhile(state, found)]
+        back_to = retry_point(events) if to is None else to
+        found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=self._ended_meanwhile(state))
+        bodies = list(found.bodies)
         version = agent.version if agent.version != row.version else None
         if version is not None:
             bodies.insert(1, (RunAdopted(version, by, reason), None))
@@ -148,22 +149,25 @@ class Planner:
         asked = frontier.calls.get(number)
         return asked.agent if isinstance(asked, StartChild) else self._agent_of(state.children[number].agent)
 
-    def _ended_meanwhile(self, state: RunState, found: Reopening) -> Iterator[tuple[AnyBody, int | None]]:
+    def _ended_meanwhile(self, state: RunState) -> dict[int, ChildFinished]:
         """The ends of children that ended after the run was ended by force: the run was not told."""
         if not state.finished:
-            return
+            return {}
+        assert state.created is not None
+        ended: dict[int, ChildFinished] = {}
         for number, child in state.alive.items():
             row = self._row(child.run_id)
             if row.status not in FINISHED:
-                raise Conflict(f"run {found.run_id}: its child {child.run_id} is still {row.status}; try again when it has ended")
+                raise Conflict(f"run {state.created.run_id}: its child {child.run_id} is still {row.status}; try again when it has ended")
             end = self._reading.read(child.run_id, after=row.seq - 1)[0].body
-            if isinstance(end, RunSucceeded):
-                yield ChildFinished(child.run_id, "succeeded", output=end.output), number
-            else:
-                raise Conflict(
-                    f"run {found.run_id}: its child {child.run_id} was {row.status} when the run was ended by force; go back to before event "
-                    f"{child.started_seq}, where it was started"
-                )
+            match end:
+                case RunSucceeded(output):
+                    ended[number] = ChildFinished(child.run_id, "succeeded", output=output)
+                case RunFailed(failure):
+                    ended[number] = ChildFinished(child.run_id, "failed", failure=failure)
+                case _:
+                    ended[number] = ChildFinished(child.run_id, "cancelled")
+        return ended
 
 
 def _would_be(events: Sequence[Event], bodies: Sequence[tuple[AnyBody, int | None]], now: int, epoch: int) -> list[Event]:

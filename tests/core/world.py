@@ -136,18 +136,23 @@ class Journal:
             self._points = []
             for seq in range(self.seq + 2):
                 try:
-                    reopening(self.events, seq, by="ann")
+                    reopening(self.events, seq, by="ann", ended=self.ended)
                 except (Conflict, InvalidInput):
                     continue
                 self._points.append(seq)
         return self._points
 
     @property
+    def ended(self) -> dict[int, ChildFinished]:
+        """The children that were cancelled when the run was ended by force."""
+        return {number: ChildFinished(child.run_id, "cancelled") for number, child in self.state.alive.items() if self.state.finished}
+
+    @property
     def retried_at(self) -> int | None:
         """The event to which a retry goes back; None if it is refused."""
         try:
             point = retry_point(self.events)
-            reopening(self.events, point, by="ann")
+            reopening(self.events, point, by="ann", ended=self.ended)
         except Conflict:
             return None
         return point
@@ -553,13 +558,13 @@ class World:
         self.status, self.ready_at, self.attention, self.lost, self.crashes = "cancelled", None, None, 0, 0
         for number, how in self.children.items():
             if how == "alive":
-                self.children[number] = "cancelled unheard"
+                self.children[number] = "ended"
         self._end()
 
     def reopen(self, back_to: int, agent: Agent[Any, Any], *, fresh: bool = False) -> bool:
         """As reopen.py and store/mailbox.py reopen a run. False: other code than before asks for other calls, and nothing has changed."""
         journal = self.journal
-        found = reopening(journal.events, back_to, by="ann", fresh=fresh)
+        found = reopening(journal.events, back_to, by="ann", fresh=fresh, ended=journal.ended)
         bodies = list(found.bodies)
         if agent.version != journal.state.version:
             bodies.insert(1, (RunAdopted(agent.version, "ann"), None))
@@ -580,7 +585,7 @@ class World:
         self.inbox = tuple(post for post in self.inbox if not isinstance(post.row.body, CancelRequested | RunPaused))
         body = events[0].body
         assert isinstance(body, RunReopened)
-        for one in getattr(body, 'unsettled', ()):
+        for one in body.unsettled:
             self.spent = self.spent + amounts_of(one.usage)
         for number in body.withdrawn:
             if self.approvals[number].status in ("pending", "approved"):
@@ -702,6 +707,8 @@ class World:
             said = self.approvals[number].status
             outcome = "approved" if said == "consumed" else said
             # What is pending when the run ends is withdrawn without a word.
+            if ask.superseded and said in ("withdrawn", "rejected", "expired"):
+                continue  # it was decided before the run was reopened, and no worker had read that
             if outcome != ask.outcome and number not in unread_calls and not (outcome == "withdrawn" and ask.pending):
                 raise Violation(f"the approval of call {number} is {said}, and the journal says {ask.outcome} (G1)")
 

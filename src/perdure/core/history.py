@@ -186,9 +186,8 @@ def _seq(event: Event) -> int:
 def _end_of_commit(events: Sequence[Event], place: int) -> int:
     """The seq of the last event that was written together with the `run_reopened` at this place."""
     reopened = events[place].seq
-    while (
-        place + 1 < len(events) and isinstance(events[place + 1].body, OutcomeReused | RunAdopted) and events[place + 1].cause == reopened
-    ):
+    beside = (OutcomeReused, RunAdopted, ChildFinished)
+    while place + 1 < len(events) and isinstance(events[place + 1].body, beside) and events[place + 1].cause == reopened:
         place += 1
     return events[place].seq
 

@@ -230,6 +230,7 @@ class AskState(Struct, gc=False):
     escalated: bool = False
     settled_seq: int = 0
     settled_at: int = 0
+    superseded: bool = False  # withdrawn by a `run_reopened`: a decision that no worker had read stays in the row alone
 
     @property
     def pending(self) -> bool:
@@ -433,9 +434,12 @@ class RunState(Struct, gc=False, eq=False):
             if ask is None:
                 raise StoreCorrupt(f"{self._name()}: event {event.seq} withdraws an approval of call {number}, which has none")
             self._settle(ask, event, "withdrawn")
+            ask.superseded = True
+        for one in body.unsettled:
+            self._settle_cost(self._known(event, one.call), one.usage)
         for call in [call for call in self.open.values() if call.asked_seq > body.back_to]:
-            # A call that may have happened stays in doubt, and its possible cost stays reserved. Its worker may be
-            # alive: no claim of another worker has said otherwise.
+            # A call that may have happened stays in doubt. Its worker may be alive: no claim of another worker has
+            # said otherwise.
             del self.open[call.number]
             if call.phase == "started":
                 call.quiet_since, call.worker_may_live = event.ts, True
