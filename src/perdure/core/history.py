@@ -126,7 +126,7 @@ class Earlier(Struct, frozen=True):
 
     last: int = 0  # the highest number of a call before the run was reopened
     requests: dict[int, Event] = {}  # number → the event that requested the call first
-    outcomes: dict[int, list[Event]] = {}  # number → the events that brought the outcome of the call, if it has one
+    outcomes: dict[int, list[Event]] = {}  # number → the events that brought the outcome of the call, if it has one, and the edit of its arguments
 
 
 class Branch(Struct, frozen=True):
@@ -158,6 +158,7 @@ def history(events: Sequence[Event]) -> History:
     requests: dict[int, Event] = {}
     stated: list[Event] = []  # every statement so far, also superseded ones
     sources: dict[int, Event] = {}
+    again: set[int | None] = set()  # the superseded calls that the agent has made again since the last `run_reopened`
     for place, event in enumerate(events):
         body = event.body
         if type(body) is RunReopened:
@@ -166,13 +167,20 @@ def history(events: Sequence[Event]) -> History:
             known = {one.seq for one in kept}
             last = max((one.cause or 0 for one in stated if one.seq in known), default=0)
             first = min((one.cause for one in stated if one.cause in known and one.cause > last), default=event.seq)
+            again = set()
             earlier = _earlier(state, kept, requests, events[:place])
             branches.append(Branch(last, first, event.seq, _end_of_commit(events, place), earlier))
         state.apply(event)
+        if branches and event.call in branches[-1].earlier.requests and event.call not in again and type(body) is not CallRequestedAgain:
+            # The agent has not made this superseded call again: what becomes of the call is kept for that moment.
+            add_outcome(branches[-1].earlier.outcomes, event, of_tool=event.call in state.calls)
+            continue
         kept.append(event)
         if is_stated(event):
             stated.append(event)
-            if event.call is not None and type(body) is not CallRequestedAgain:
+            if type(body) is CallRequestedAgain:
+                again.add(event.call)
+            elif event.call is not None:
                 requests[event.call] = event
         elif type(body) is OutcomeReused:
             sources[body.of] = events[body.of - 1]
@@ -197,16 +205,23 @@ def _earlier(state: RunState, kept: Sequence[Event], requests: dict[int, Event],
     again = {number: event for number, event in requests.items() if number not in asked and _is_the_same(state, number)}
     outcomes: dict[int, list[Event]] = {}
     for event in events:
-        number = event.call
-        if number not in again or number is None:
-            continue
+        if event.call in again:
+            add_outcome(outcomes, event, of_tool=event.call in state.calls)
+    for number in again:
         call = state.calls.get(number)
-        if ends_wait(event, of_tool=call is not None):
-            before = [one for one in outcomes.get(number, ()) if isinstance(one.body, ApprovalDecided)]
-            outcomes[number] = [*before, event]  # a call that was attempted again has several ends: the last one counts
-        elif isinstance(event.body, ApprovalDecided) and event.body.input is not None:
-            outcomes[number] = [event]  # a person edited the arguments, and the agent learns that
+        if number in outcomes and call is not None and not call.ended:  # it was attempted again since, and has no outcome yet
+            outcomes[number] = [one for one in outcomes[number] if isinstance(one.body, ApprovalDecided)]
     return Earlier(state.numbers, again, outcomes)
+
+
+def add_outcome(outcomes: dict[int, list[Event]], event: Event, *, of_tool: bool) -> None:
+    """Add the event to the outcome of its call, if it belongs to that."""
+    assert event.call is not None
+    edits = [one for one in outcomes.get(event.call, ()) if isinstance(one.body, ApprovalDecided)]
+    if ends_wait(event, of_tool=of_tool):
+        outcomes[event.call] = [*edits, event]  # a call that was attempted again has several ends: the last one counts
+    elif isinstance(event.body, ApprovalDecided) and event.body.input is not None:
+        outcomes[event.call] = [event]  # a person edited the arguments, and the agent learns that
 
 
 def _is_the_same(state: RunState, number: int) -> bool:

@@ -40,7 +40,7 @@ from perdure.core.events import (
     ToolCallProposed,
 )
 from perdure.core.failures import describe
-from perdure.core.history import Earlier
+from perdure.core.history import Earlier, add_outcome
 from perdure.core.prompt_deltas import LONG_CHARS, Prompts, is_request, request_digest
 from perdure.errors import (
     BudgetExceeded,
@@ -338,7 +338,7 @@ class Machine:
         number = event.call
         if number is None or number in self._open or number not in self.earlier.requests:
             return False
-        self.earlier.outcomes[number] = [event]
+        add_outcome(self.earlier.outcomes, event, of_tool=isinstance(self.earlier.requests[number].body, ToolCallInitiated | ToolCallProposed))
         return True
 
     @property

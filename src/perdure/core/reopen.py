@@ -147,7 +147,8 @@ def retry_point(events: Sequence[Event]) -> int:
 
 def _before_failure(past: History, state: RunState, requests: Sequence[Event], end: Event) -> int:
     failures = [event for event in past.events if event.call is not None and _is_failure(_source(event, past))]
-    last_request = max((event.seq for event in requests), default=0)
+    # A request may be recorded after a failure that the agent did not know yet. So its cause is what counts.
+    last_request = max((event.cause or 0 for event in requests), default=0)
     failed = [event for event in failures if event.seq > last_request]
     if not failed and failures and _is_of_call(end):
         _check_nothing_since(state, requests, failures[-1], f"the failure of call {failures[-1].call}")
@@ -167,9 +168,10 @@ def _before_failure(past: History, state: RunState, requests: Sequence[Event], e
 
 
 def _check_nothing_since(state: RunState, requests: Sequence[Event], since: Event, what: str) -> None:
-    later = [state.calls.get(event.call or 0) for event in requests if event.seq > since.seq]
-    done = [call for call in later if call is not None and call.begun and call.effect != "read"]
-    if done or any(event.seq > since.seq and event.call in state.children for event in requests):
+    later = [event.call or 0 for event in requests if (event.cause or 0) >= since.seq]
+    done = [state.calls[number] for number in later if number in state.calls]
+    done = [call for call in done if call.begun and call.effect != "read"]
+    if done or any(number in state.children for number in later):
         assert state.created is not None
         names = ", ".join(f"call {call.number} ({call.tool})" for call in done[:3]) or "a child"
         raise Conflict(
