@@ -49,7 +49,8 @@ _LAST = ("fenced", "drain")  # moves that end a way soon
 _NEAR = 50
 _LONGEST = 150  # moves until a run must have come to rest
 _SOME = 3  # events at which a run is reopened, of all at which it could be
-_BEFORE = 4  # paths before the first reopening, where a person reopens the run: the others are those of other scenarios
+_DIES_BEFORE = 0.05  # the share of places before the first reopening at which a worker dies
+_BEFORE = 12  # paths before the first reopening, where a person reopens the run: the others are those of other scenarios
 _MOST_TURNS = 80  # claims and acts of people until it must have ended
 Effort = Sequence[tuple[int, int]]  # for a run with so many deaths behind it: places to differ in, and the most paths
 
@@ -142,7 +143,9 @@ class Explorer:
         try:
             self._reach(world.key, world, 0, _Origin(None, [], 0, "created"))
             while self._queue:
-                if self._deep:
+                if self._scenario.is_reopened:
+                    self._queue.rotate(-self._chance.randrange(len(self._queue)))
+                elif self._deep:
                     self._queue.rotate(-self._chance.randrange(min(len(self._queue), _NEAR)))
                 self._explore(*self._queue.popleft())
         finally:
@@ -257,7 +260,7 @@ class Explorer:
                 made.append(move)
                 life.make(move)
             while life.over is None:
-                if dies and (not self._deep or tuple(made) not in been):
+                if dies and (not self._deep or tuple(made) not in been) and self._is_worth_it(life.world):
                     self._die_here(key, life, made, turns)
                     if self._deep:
                         been.add(tuple(made))
@@ -284,6 +287,10 @@ class Explorer:
         after = life.world
         self._reach(after.key, after, turns, _Origin(key, made, len(made), life.over or ""))
         return made, enabled
+
+    def _is_worth_it(self, world: World) -> bool:
+        """Where people reopen the run, workers die mostly after that: how they die before is explored in other scenarios."""
+        return not self._scenario.is_reopened or world.journal.state.reopened > 0 or self._chance.random() < _DIES_BEFORE
 
     def _die_here(self, key: tuple[Any, ...], life: Life, made: list[Move], turns: int) -> None:
         tally, origins = self.tally, self._origins

@@ -13,6 +13,7 @@ from perdure.core.budget import NOTHING
 from perdure.core.events import (
     BudgetRaised,
     CancelRequested,
+    Failure,
     Limits,
     RunPaused,
     RunUnpaused,
@@ -54,7 +55,7 @@ def can(world: World, what: str) -> bool:
             return _undecided(world) is not None
         case "expire":
             return _expiring(world) is not None
-        case "resolve":
+        case "resolve" | "fail":
             return _doubt(world) is not None
         case "child":
             return "alive" in world.children.values()
@@ -111,6 +112,13 @@ def act(world: World, what: str, new_code: Any = None) -> None:
             call = _doubt(world)
             assert call is not None
             world.post(f"{what} {call.number}.{call.attempt}", _truth(world, call), call.number)
+        case "fail":
+            # As `perdure resolve --fail`: the run goes on as if it had failed. It may have happened all the same.
+            call = _doubt(world)
+            assert call is not None
+            failure = Failure("resolved", "ResolvedAsFailed", "it does not matter")
+            body = ToolCallResolved("failed", by="ann", attempt=call.attempt, failure=failure, usage=call.cost_if("failed"))
+            world.post(f"{what} {call.number}.{call.attempt}", body, call.number)
         case "child":
             number = next(number for number, how in world.children.items() if how == "alive")
             world.end_child(number, "succeeded" if more == "ok" else "failed" if more == "fails" else "cancelled")

@@ -452,7 +452,7 @@ def _reopened(
 
 
 REOPENED = [
-    _reopened("once", _twice_launched, *_TWO, "resolve", fates=("not_sent", "reset", "garbage", "refused")),
+    _reopened("once", _twice_launched, *_TWO, "resolve", "fail", fates=("not_sent", "reset", "garbage", "refused")),
     _reopened("once with a hook", _ordered, *_TWO, fates=("not_sent", "reset", "refused"), hooks=("unknown",)),
     _reopened("keyed", _paid, *_TWO, "later 650", fates=("reset", "refused", "busy")),
     _reopened("keyed with a hook", _refunded, *_TWO, fates=("reset", "not_sent", "garbage")),
