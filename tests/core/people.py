@@ -116,7 +116,7 @@ def act(world: World, what: str, new_code: Any = None) -> None:
             # As `perdure resolve --fail`: the run goes on as if it had failed. It may have happened all the same.
             call = _doubt(world)
             assert call is not None
-            failure = Failure("resolved", "ResolvedAsFailed", "it does not matter")
+            failure = Failure("fatal", "Resolved", "it does not matter")
             body = ToolCallResolved("failed", by="ann", attempt=call.attempt, failure=failure, usage=call.cost_if("failed"))
             world.post(f"{what} {call.number}.{call.attempt}", body, call.number)
         case "child":
