@@ -42,7 +42,9 @@ async def _decide(app: Perdure, approval: str, granted: bool, by: str) -> str:
     return "counted"
 
 
-def reopen(folder: str, report: str, run_id: str, to: int | None = None, by: str = "ann", die: Sequence[Any] = (), barrier: str = "", mine: int = 0) -> None:
+def reopen(
+    folder: str, report: str, run_id: str, to: int | None = None, by: str = "ann", die: Sequence[Any] = (), barrier: str = "", mine: int = 0
+) -> None:
     """Retry the run, or rewind it to this event; what came of it."""
     url, chosen = prepare(folder)
     if die:

@@ -124,7 +124,9 @@ def test_reopened_again_and_again_each_time_by_a_process_that_dies_then(world: W
         if code != 0:  # the point is inside of one activation
             continue
         rewound += 1
-        world.start(victims.rest, report=world.report(), agent="mishap", args=["once"], run_id=RUN, die=["append", "kept", 1 + nth % 2, ANY])
+        world.start(
+            victims.rest, report=world.report(), agent="mishap", args=["once"], run_id=RUN, die=["append", "kept", 1 + nth % 2, ANY]
+        )
         world.wait(max(world._alive))
         if world.rest("mishap", "once")["status"] != "failed":
             break

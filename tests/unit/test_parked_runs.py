@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from tests.unit.approval_tools import check_replay
 from tests.unit.drive_tools import SETTINGS, local, run, status_of, until
 
 from perdure import Perdure, Run, Settings, agent, tool
@@ -188,3 +189,25 @@ def test_a_kept_machine_is_used_only_at_its_own_place_in_the_journal() -> None:
     assert not goes_on_from(parked, [])  # the journal is shorter: it was restored from a backup
     assert not goes_on_from(parked, [event(7, RunReleased("waiting", "a signal"), "11" * 16), event(8, claim)])  # written anew
     assert not goes_on_from(parked, [released, event(8, claim), event(9, released.body), event(10, claim)])  # type: ignore[arg-type]
+
+
+def test_a_kept_machine_does_not_go_on_after_a_person_has_reopened_its_run(tmp_path: Path) -> None:
+    """The worker has the machine in its memory, and nobody else has driven the run: still its agent goes back."""
+
+    async def main() -> None:
+        async with serving(f"sqlite:///{tmp_path / 'db'}") as app:
+            await app.start(adder, 2, id="r")
+            await app.signal("r", "more", 1)
+            await until(lambda: any(event.type == "tool_call_completed" for event in app.store.read("r")))
+            await until(lambda: status_of(app, "r") == "waiting")
+            await app.rewind("r", 2)
+            await until(lambda: status_of(app, "r") == "waiting")
+            await app.signal("r", "more", 2)
+            assert await app.handle("r").result(timeout=60) == 3
+            assert begun["r"] == 2
+            types = [event.type for event in app.store.read("r")]
+            assert types.count("tool_call_initiated") == 2
+            assert types.count("call_requested_again") == 1
+            check_replay(app, adder)
+
+    run(main())

@@ -41,7 +41,9 @@ def _tools(log: list[str]) -> Any:
 
 def test_a_request_that_failed_is_made_again_and_the_answers_before_it_are_not():
     log: list[str] = []
-    model = ByTurn([wants(("read_page", {"page": "one"}), text="Let me see. " + LONG), Fatal("no credit"), "It says one."], retry=Retry(attempts=1))
+    model = ByTurn(
+        [wants(("read_page", {"page": "one"}), text="Let me see. " + LONG), Fatal("no credit"), "It says one."], retry=Retry(attempts=1)
+    )
     reader = ReAct("reader", model=model, tools=[_tools(log)], version="1")
 
     async def main() -> None:

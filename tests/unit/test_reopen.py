@@ -488,6 +488,29 @@ def test_a_run_that_was_ended_by_force_asks_again_for_the_approval_that_its_end_
     scenario(world, a, begin=end)(test)
 
 
+def test_an_approval_that_the_agent_goes_back_behind_is_withdrawn_and_asked_for_anew():
+    world = World()
+    pay = world.tool("pay", "once", approval=Approval(by=("bob",)))
+
+    @agent(name="a")
+    async def a(run: Run) -> str:
+        return await pay("bill")
+
+    async def test(app: Perdure) -> None:
+        (old,) = await app.approvals()
+        await app.rewind("r", 2)
+        await app.drive("r", wait=False)
+        (new,) = await app.approvals()
+        assert (old.call, new.call) == (1, 2)
+        with pytest.raises(Conflict, match="withdrawn"):
+            await app.approve(old.approval, by="bob")
+        await app.approve(new.approval, by="bob")
+        assert await ended(app) == "succeeded"
+        assert world.log == ["pay bill"]
+
+    scenario(world, a)(test)
+
+
 # -- refused ------------------------------------------------------------------------------------------------------------
 def test_points_that_are_refused_say_why_and_change_nothing():
     world = World()
@@ -529,7 +552,9 @@ def test_points_that_are_refused_say_why_and_change_nothing():
         await app.rewind("r", gathered[-1].seq)
         with pytest.raises(InvalidInput) as error:
             await app.rewind("r", cancelled - 1)
-        assert str(error.value) == f"run r cannot go back to event {cancelled - 1}: that event was superseded when the run was reopened before"
+        assert (
+            str(error.value) == f"run r cannot go back to event {cancelled - 1}: that event was superseded when the run was reopened before"
+        )
 
     scenario(world, a, begin=cancel)(test)
 
@@ -804,7 +829,10 @@ def test_a_retry_reopens_the_child_that_failed_and_its_child_with_one_budget_for
         assert await ended(app) == "failed"
         with pytest.raises(Conflict) as error:
             await app.retry("r/2")
-        assert str(error.value) == "run r/2 is a child of run r, which has been told how it ended: reopen the parent, and its child goes on too"
+        assert (
+            str(error.value)
+            == "run r/2 is a child of run r, which has been told how it ended: reopen the parent, and its child goes on too"
+        )
         assert error.value.hint == "perdure retry r"
         before = {run_id: await journal(app, run_id) for run_id in ("r", "r/2", "r/2/2")}
         world.broken.clear()

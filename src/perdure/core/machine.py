@@ -338,7 +338,9 @@ class Machine:
         number = event.call
         if number is None or number in self._open or number not in self.earlier.requests:
             return False
-        add_outcome(self.earlier.outcomes, event, of_tool=isinstance(self.earlier.requests[number].body, ToolCallInitiated | ToolCallProposed))
+        add_outcome(
+            self.earlier.outcomes, event, of_tool=isinstance(self.earlier.requests[number].body, ToolCallInitiated | ToolCallProposed)
+        )
         return True
 
     @property

@@ -119,7 +119,9 @@ class _Conversation:
         """The calls and children that the agent has requested after the answer in event `seq`, in order."""
         state = self._state
         numbers = [event.call or 0 for event in self._requests if event.cause == seq and event.call not in self._models]
-        return [state.calls.get(number) or state.children[number] for number in numbers if number in state.calls or number in state.children]
+        return [
+            state.calls.get(number) or state.children[number] for number in numbers if number in state.calls or number in state.children
+        ]
 
     def _unmade(self, use: ToolUse, answer: Answer, chosen: list[str | None] | None) -> ToolResult:
         if use.name == FINAL_ANSWER and chosen is None and self._state.status == "succeeded":
