@@ -86,6 +86,7 @@ _WORDS = {
     "T31": "“not found” counts while a request may still arrive",
     "T32": "two journals make the same key for different effects",
     "T33": "a budget is exceeded without limit when workers die",
+    "T35": "a run that goes back repeats no effect: superseded calls keep their keys, their results and their used approvals",
     "T34": "innocent runs wait one by one because of a poisonous run",
     "bad input": "invalid input is refused",
     "calls": "a call changes its state only as its table allows",
