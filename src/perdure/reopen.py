@@ -118,28 +118,30 @@ class Planner:
             raise AlreadyRunning(f"run {row.run_id} is held by a worker", hint=f"pause it first: {shell.command('pause', row.run_id)}")
         events = self._reading.read(row.run_id)
         state = fold(events)
-        back_to = retry_point(events) if to is None else to
-        found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=self._ended_meanwhile(state))
+        back_to = retry_point(events, state) if to is None else to
+        found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=self._ended_meanwhile(state), state=state)
+        kept, again, superseded = ([_call(call) for call in calls] for calls in (found.kept, found.again, found.superseded))
         bodies = list(found.bodies)
         version = agent.version if agent.version != row.version else None
         if version is not None:
             bodies.insert(1, (RunAdopted(version, by, reason), None))
-        reopened = _would_be(events, bodies, self._now, row.epoch)
-        after = fold(reopened)
-        after.version = agent.version
-        frontier = agent.replayed(after, reopened, self._load, self._max_steps)
+        more = _would_be(events, bodies, self._now, row.epoch)
+        for event in more:
+            state.apply(event)
+        state.version = agent.version
+        frontier = agent.replayed(state, [*events, *more], self._load, self._max_steps)
         runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
             row.run_id,
             found.back_to,
             agent.version,
-            kept=[_call(call) for call in found.kept],
-            again=[_call(call) for call in found.again],
-            superseded=[_call(call) for call in found.superseded],
+            kept=kept,
+            again=again,
+            superseded=superseded,
             next=list(_next(frontier, state)),
             used=state.used,
             children=[
-                self._reopened(self._row(child), None, by, reason, fresh, self._agent_of_child(child, frontier, after), runs)
+                self._reopened(self._row(child), None, by, reason, fresh, self._agent_of_child(child, frontier, state), runs)
                 for child in found.children
             ],
         )
@@ -171,13 +173,12 @@ class Planner:
 
 
 def _would_be(events: Sequence[Event], bodies: Sequence[tuple[AnyBody, int | None]], now: int, epoch: int) -> list[Event]:
-    """The journal as it would be after the write."""
+    """The events that would be written."""
     last = events[-1].seq
-    more = [
+    return [
         Event(seq, "0" * 32, now, epoch, call, last if seq == last + 1 else last + 1, body)
         for seq, (body, call) in enumerate(bodies, last + 1)
     ]
-    return [*events, *more]
 
 
 def _call(call: CallState) -> ReopenedCall:

@@ -459,7 +459,7 @@ REOPENED = [
     _reopened("transactions", _booked, *_TWO, "rewind fresh", fates=("mistake",)),
     _reopened("gathered", _gathered, *_TWO, fates=("reset", "refused", "not_sent")),
     _reopened("an approval", _petitioned, *_TWO, "grant", "reject", "edit", fates=("not_sent", "reset"), ticks=True),
-    _reopened("approvals", _consulted, *_TWO, "grant", "reject", fates=("refused",)),
+    _reopened("approvals", _consulted, *_TWO, "grant", "reject", fates=("refused",), late_post=True),
     _reopened("signals", _heard, *_TWO, "signal a", "signal b", "signal c", twice=True),
     _reopened("timers", _hurried, *_TWO, fates=("reset",), ticks=True),
     _reopened("cancelled", _tidied, *_TWO, "cancel", "signal a", fates=("reset",)),

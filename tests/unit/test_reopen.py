@@ -10,7 +10,7 @@ import pytest
 from tests.unit.drive_tools import ManualClock, perdure, run
 
 from perdure import Agent, Approval, Budget, Fatal, Outcome, Perdure, Retry, Run, Tool, Usage, agent, tool
-from perdure.core.events import CancelRequested, ChildStarted, Event, RunReopened, ToolCallFailed, ToolCallInitiated, ToolCallProposed
+from perdure.core.events import CancelRequested, ChildStarted, Event, RunReopened, SignalReceived, ToolCallFailed, ToolCallInitiated, ToolCallProposed
 from perdure.core.history import history
 from perdure.core.reopen import reopening, retry_point
 from perdure.core.state import fold
@@ -673,6 +673,36 @@ def test_after_a_rewind_results_are_reused_by_tool_and_arguments():
         assert state.numbers == 4
 
     scenario(world, a)(test)
+
+
+def test_a_new_call_at_an_event_where_the_old_code_asked_for_nothing_is_a_new_call():
+    """The event is before the one to which the run goes back. The call must not get the number, and so the result, of a superseded one."""
+    world = World()
+    put = world.tool("put", "once")
+
+    @agent(name="a")
+    async def a(run: Run) -> str:
+        await run.receive("first")
+        done = [] if world.bug else [await put("new")]
+        await run.receive("second")
+        done.append(await put("old"))
+        world.fail_if_broken()
+        return " and ".join(done)
+
+    async def send(app: Perdure) -> None:
+        for topic in ("first", "second"):
+            await app.signal("r", topic, None)
+            await app.drive("r", wait=False)
+
+    async def test(app: Perdure) -> None:
+        events = await journal(app)
+        world.bug = False
+        await app.rewind("r", seq_of(events, SignalReceived))
+        assert await ended(app) == "succeeded"
+        assert await app.handle("r").result() == "put of new and put of old"
+        assert world.log == ["put old", "put new"]
+
+    scenario(world, a, begin=send)(test)
 
 
 def test_fresh_reads_again_and_makes_no_effect_again():

@@ -55,14 +55,15 @@ def reopening(
     reason: str | None = None,
     fresh: bool = False,
     ended: Mapping[int, ChildFinished] = _NONE,
+    state: RunState | None = None,
 ) -> Reopening:
-    """The events that let the run go back to the event `back_to`.
+    """The events that let the run go back to the event `back_to`. `state`: the fold of `events`, if the caller has it.
 
     `ended`: call → the end of a child about which the run was not told, because the run was ended by force before.
 
     Conflict or InvalidInput if the run cannot go back there: the error says why, and to which events it can go back.
     """
-    past, state = history(events), fold(events)
+    past, state = history(events), state or fold(events)
     assert state.created is not None
     _check(past, state, back_to, ended)
     place = _place(past.events, back_to)
@@ -115,15 +116,15 @@ def reopening(
     )
 
 
-def retry_point(events: Sequence[Event]) -> int:
-    """The event to which a retry of a failed or cancelled run goes back.
+def retry_point(events: Sequence[Event], state: RunState | None = None) -> int:
+    """The event to which a retry of a failed or cancelled run goes back. `state`: as for `reopening`.
 
     If calls failed and the run failed because of them: to before these failures, so that the calls are attempted again.
     If the agent failed: to the last event that it knew before, so that its next step is taken again. If the run was
     cancelled: to before the cancel. Conflict if the agent has reacted to the failure or to the cancel with calls that
     have an effect (it may have cleaned up): then a person has to say the event.
     """
-    past, state = history(events), fold(events)
+    past, state = history(events), state or fold(events)
     assert state.created is not None
     end = past.events[-1]
     requests = [event for event in past.events if event.call is not None and is_stated(event)]
