@@ -212,7 +212,7 @@ def _change(store: Store, run_id: str, *, seq: int, head: bytes) -> None:
     """Write the row of the run with the statement that reopens it, and with these values."""
     database = store._database  # type: ignore[attr-defined]
 
-    def write(cursor):  # type: ignore[no-untyped-def]
+    def write(cursor):
         (key, *_) = cursor.one("run_key", (run_id,))
         cursor.change("reopen_run", {"id": key, "seq": seq, "head": head, "now": LATER})
 

@@ -174,19 +174,19 @@ class Explorer:
                 acts = [] if due or world.ready_at is not None else acts[:1]
             elif self._deep and acts:
                 acts = [self._chance.choice(acts)] if self._chance.random() < _WILD or not due else []
-            acts = [(what, how) for what in acts for how in self._ways(world, what)]
+            ways = [(what, how) for what in acts for how in self._ways(world, what)]
             if world.ready_at is not None and not due:
                 away_us = world.ready_at - world.now
                 # No one waits for an hour that a clock has lost.
-                acts.append(("", "clock right" if world.skew < 0 and away_us >= people.HOUR // 2 else f"later {away_us / 1e6}"))
-            if not acts and not due and not world.finished:
+                ways.append(("", "clock right" if world.skew < 0 and away_us >= people.HOUR // 2 else f"later {away_us / 1e6}"))
+            if not ways and not due and not world.finished:
                 need = people.next_need(world)
                 if need is None:
                     raise Violation(f"the run is {world.status} and has no wake-up, and no one can bring it on (G6)")
-                acts.append(("", need))
+                ways.append(("", need))
         except Violation as violation:
             raise self._found(violation, key, world, []) from None
-        for what, how in acts:
+        for what, how in ways:
             after = world.copied()
             try:
                 if what:

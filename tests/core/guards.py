@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from msgspec import structs
-
 from tests.core import world
 
 from perdure.core import decide, history, machine, reopen, run_core, state

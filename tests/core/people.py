@@ -70,7 +70,7 @@ def can(world: World, what: str) -> bool:
 def ways(world: World, what: str) -> list[str]:
     """All ways to do that: a run can be reopened at several events. A point that is refused is none, and changes nothing."""
     if what == "retry":
-        return ["reopen {}".format(world.journal.retried_at)] if world.journal.retried_at is not None else []
+        return [f"reopen {world.journal.retried_at}"] if world.journal.retried_at is not None else []
     if what in REOPENS:
         return [f"reopen {point}{what.removeprefix('rewind')}" for point in world.journal.points]
     return [what]

@@ -728,7 +728,8 @@ class World:
     def asked_for(self, call: CallState) -> tuple[str, str]:
         """The tool and the arguments as the agent gave them."""
         body = self.journal.events[call.first_seq - 1].body
-        assert isinstance(body, ToolCallInitiated | ToolCallProposed) and body.args is not None, body
+        assert isinstance(body, ToolCallInitiated | ToolCallProposed), body
+        assert body.args is not None, body
         return call.tool, codec.decode(body.args.inline or b"")["what"]
 
     def _check_told(self, output: list[str]) -> None:

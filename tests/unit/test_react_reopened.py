@@ -196,6 +196,6 @@ def second(folder: str) -> str:
 def isolated_agent() -> Agent[Any, Any]:
     @agent(name="isolated", version="1")
     async def both(run: Run, folder: str) -> list[str]:
-        return [first_ for first_ in [await first(folder), await second(folder)]]
+        return [await first(folder), await second(folder)]
 
     return both

@@ -10,7 +10,16 @@ import pytest
 from tests.unit.drive_tools import ManualClock, perdure, run
 
 from perdure import Agent, Approval, Budget, Fatal, Outcome, Perdure, Retry, Run, Tool, Usage, agent, tool
-from perdure.core.events import CancelRequested, ChildStarted, Event, RunReopened, SignalReceived, ToolCallFailed, ToolCallInitiated, ToolCallProposed
+from perdure.core.events import (
+    CancelRequested,
+    ChildStarted,
+    Event,
+    RunReopened,
+    SignalReceived,
+    ToolCallFailed,
+    ToolCallInitiated,
+    ToolCallProposed,
+)
 from perdure.core.history import history
 from perdure.core.reopen import reopening, retry_point
 from perdure.core.state import fold
@@ -102,7 +111,8 @@ def test_a_retry_after_a_bug_takes_the_last_step_again_and_makes_no_call_again()
         done = await app.retry("r", by="ann", reason="fixed")
         assert done.back_to == before[-1].cause == seq_of(before, type(before[-2].body))
         assert [call.tool for call in done.kept] == ["pay", "look"]
-        assert not done.again and not done.superseded
+        assert not done.again
+        assert not done.superseded
         assert done.next == ['call 3: pay({"what":"tip"})']
         assert await ended(app) == "succeeded"
         assert world.log == ["pay bill", "look mail", "pay tip"]
@@ -127,7 +137,7 @@ def test_a_retry_attempts_a_failed_call_again_under_its_number_and_key(effect: s
 
     @agent(name="a")
     async def a(run: Run) -> str:
-        return await pay("bill")
+        return str(await pay("bill"))
 
     async def test(app: Perdure) -> None:
         before = await journal(app)
@@ -159,7 +169,7 @@ def test_a_failed_once_call_is_attempted_again_only_if_nothing_can_have_happened
 
     @agent(name="b")
     async def b(run: Run) -> str:
-        return await launch("mars")
+        return str(await launch("mars"))
 
     async def proven(app: Perdure) -> None:
         world.broken.clear()
@@ -226,7 +236,7 @@ def test_a_retry_after_a_gather_attempts_what_failed_again_and_keeps_the_rest():
         for one in done:
             if isinstance(one, Exception):
                 raise one
-        return done
+        return list(done)
 
     async def test(app: Perdure) -> None:
         before = await journal(app)
@@ -252,7 +262,7 @@ def test_a_retry_after_a_rejected_or_expired_approval_asks_anew():
 
     @agent(name="a")
     async def a(run: Run) -> str:
-        return await pay("bill")
+        return str(await pay("bill"))
 
     async def reject(app: Perdure) -> None:
         (row,) = await app.approvals()
@@ -286,7 +296,7 @@ def test_a_used_approval_stays_used():
 
     @agent(name="a")
     async def a(run: Run) -> str:
-        return await pay("bill")
+        return str(await pay("bill"))
 
     async def fail(app: Perdure) -> None:
         (row,) = await app.approvals()
@@ -325,7 +335,7 @@ def test_a_retry_after_a_budget_was_exceeded_asks_again_for_money():
         failed = seq_of(before, ToolCallFailed)
         done = await app.retry("r")
         request = next(event for event in before if event.call == 2)
-        assert done.back_to == request.cause < failed
+        assert done.back_to == (request.cause or 0) < failed
         assert await ended(app) == "failed"
         state = fold(await journal(app))
         assert state.used.usd_micros == 1000
@@ -463,7 +473,7 @@ def test_a_run_that_was_ended_by_force_asks_again_for_the_approval_that_its_end_
 
     @agent(name="a")
     async def a(run: Run) -> str:
-        return await pay("bill")
+        return str(await pay("bill"))
 
     async def end(app: Perdure) -> None:
         await app.cancel("r", by="ann", force=True)
@@ -494,14 +504,14 @@ def test_an_approval_that_the_agent_goes_back_behind_is_withdrawn_and_asked_for_
 
     @agent(name="a")
     async def a(run: Run) -> str:
-        return await pay("bill")
+        return str(await pay("bill"))
 
     async def test(app: Perdure) -> None:
         (old,) = await app.approvals()
         await app.rewind("r", 2)
         await app.drive("r", wait=False)
+        assert [row.call for row in await app.approvals()] == [2]
         (new,) = await app.approvals()
-        assert (old.call, new.call) == (1, 2)
         with pytest.raises(Conflict, match="withdrawn"):
             await app.approve(old.approval, by="bob")
         await app.approve(new.approval, by="bob")
@@ -772,7 +782,7 @@ def test_an_edit_of_the_arguments_is_kept_when_the_call_is_made_again():
     async def a(run: Run) -> str:
         made = pay("bill")
         result = await made
-        told.append(run._machine.edits.copy())  # type: ignore[attr-defined]
+        told.append(run._machine.edits.copy())
         return str(result)
 
     async def edit(app: Perdure) -> None:
@@ -898,7 +908,7 @@ def test_a_family_that_was_ended_by_force_goes_on_together():
     async def end(app: Perdure) -> None:
         await app.signal("r/1", "go", "first")
         await app.cancel("r", by="ann", force=True)
-        with pytest.raises(Conflict, match="its child r/2 is still|its child r/1 is still"):
+        with pytest.raises(Conflict, match=r"its child r/\d is still"):
             await app.retry("r")
         for run_id in ("r/1", "r/2"):
             await app.drive(run_id)
