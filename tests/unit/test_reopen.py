@@ -24,6 +24,8 @@ from perdure.core.history import history
 from perdure.core.reopen import reopening, retry_point
 from perdure.core.state import fold
 from perdure.errors import AlreadyRunning, Conflict, Diverged, InvalidInput, NotSent, RunFailed
+from perdure.inspect.verify import verify_run
+from perdure.store.api import Filter
 
 _ONCE = Retry(attempts=1)
 
@@ -88,6 +90,9 @@ def scenario(
                 if begin is not None:
                     await begin(app)
                 await test(app)
+                # Whatever people did: the journals are sound, and the other tables agree with them.
+                for row in app.store.list(Filter()):
+                    assert verify_run(app.store, row).problem is None
 
         run(main())
 
