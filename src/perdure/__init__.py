@@ -59,8 +59,11 @@ if TYPE_CHECKING:
     from perdure.agents.mcp.tools import mcp
     from perdure.agents.plan import Plan, Step, param, ref
     from perdure.agents.react.agent import ReAct
+    from perdure.fork import Fork
+    from perdure.inspect.diff import Diff
+    from perdure.inspect.inside import Inspection
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "Agent",
     "AgentInput",
@@ -78,11 +81,14 @@ __all__ = [
     "Conflict",
     "CostRow",
     "Decision",
+    "Diff",
     "Diverged",
     "Event",
     "FailureInfo",
     "Fatal",
+    "Fork",
     "Handle",
+    "Inspection",
     "InvalidInput",
     "InvalidPlan",
     "ModelRefused",
@@ -138,6 +144,9 @@ __all__ = [
 
 # These names are imported at first use: a worker without plans and models starts faster without these imports.
 _LATER = {
+    "Diff": "perdure.inspect.diff",
+    "Fork": "perdure.fork",
+    "Inspection": "perdure.inspect.inside",
     "Plan": "perdure.agents.plan",
     "ReAct": "perdure.agents.react.agent",
     "Step": "perdure.agents.plan",

@@ -8,6 +8,7 @@ import os
 import sys
 import typing
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from types import CodeType
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 from perdure.core import codec, identity
@@ -148,6 +149,10 @@ class Agent(Generic[P, R]):
         converter = self._signature.result_converter
         return cast(R, codec.decode(encoded) if converter is None else converter.decode(encoded))
 
+    def result_misfit(self, encoded: bytes) -> str | None:
+        """Why this JSON value cannot be a result of the agent; None if it fits the return annotation."""
+        return self._signature.result_misfit(encoded)
+
     @property
     def home(self) -> str:
         """The module that declares the agent."""
@@ -182,6 +187,17 @@ class Agent(Generic[P, R]):
             return replay(machine, events, load)
         finally:
             machine.close()
+
+    def with_model(self, name: str) -> Agent[P, R]:
+        """The same agent with another model. InvalidInput: only an agent that is built with a model can be changed so."""
+        raise InvalidInput(f"agent {self.name} is not a ReAct agent, so that its model cannot be set to {name}; change its code instead")
+
+    def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a person wants to know of a frame of perdure itself, whose lines `perdure inspect` leaves out.
+
+        For agents that are built from parts: the turn of a conversation, the step of a plan.
+        """
+        return {}
 
     def __repr__(self) -> str:
         return f"<agent {self.name}@{self.version}>"

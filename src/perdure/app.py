@@ -8,14 +8,15 @@ import math
 import os
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from perdure import shell
 from perdure.agent import Agent, AgentInput
@@ -54,7 +55,10 @@ from perdure.tool.artifact import Artifact, ids_in, in_call, pointers_in
 from perdure.undo import Undoer, UndoPlan, undoable
 
 if TYPE_CHECKING:
+    from perdure.fork import Fork
     from perdure.inspect.audit import AuditLog
+    from perdure.inspect.diff import Diff
+    from perdure.inspect.inside import Inspection
     from perdure.store.api import Store
 
 T = TypeVar("T")
@@ -109,6 +113,7 @@ class RunInfo(Struct, frozen=True):
     said: str | None = None  # the last text that the agent reported with `run.status`
     failure: FailureInfo | None = None  # if the run failed
     running: tuple[RunningCall, ...] = ()  # the attempts that are under way now
+    specimen: bool = False  # an imported copy (`perdure import`): no worker drives it, and it takes nothing
 
     @property
     def finished(self) -> bool:
@@ -154,6 +159,7 @@ def info_of(row: RunRow, now: Current = Current()) -> RunInfo:  # noqa: B008
         said=now.said,
         failure=None if failure is None else FailureInfo(failure.type, failure.kind, failure.message),
         running=tuple(_running(one) for one in now.running),
+        specimen=row.specimen is not None,
     )
 
 
@@ -613,6 +619,54 @@ class Perdure:
             await self.engine.reopen(plan.runs)
         return plan.reopened
 
+    # -- rehearsing ---------------------------------------------------------------------------------------------------
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        at: int | None = None,
+        edits: dict[int, Any] | None = None,
+        input: dict[str, Any] = NOTHING,
+        model: str | None = None,
+        answers: Sequence[dict[str, Any]] = (),
+        reads: bool = False,
+        tenant: str | None = None,
+    ) -> Fork:
+        """Rehearse a run with this app's code from its event `at` on: what would its agent do? Nothing is stored.
+
+        No tool touches the world. A call with the same tool and the same arguments as a recorded call gets the recorded
+        outcome. Another call is answered by `answers`, such as `[{"tool": "refund", "args": {"order": "o-7"}, "result":
+        "done"}]` (`args` may name some of the arguments; `error` instead of `result` lets the call fail), then by the
+        tool's stand-in (`@tool.simulate`). With `reads=True`, `read` tools are called and models are asked. At all
+        other calls the rehearsal stops, and `would_call` has them.
+
+        `edits`: number of a call → the result that it has instead. `input`: other arguments of the agent. `model`: the
+        name of another model for a ReAct agent; models are asked then. Without `at`, the fork begins before the outcome
+        of the first edited call, or at the beginning. Raises Diverged if this code asks for other calls than the journal
+        has up to `at`, and NotReady if a model or a `read` tool cannot be reached.
+        """
+        _check_flag(reads, "fork(reads=)")
+        check_tenant(tenant)
+        from perdure.fork import Forks, stubs_of  # imported only if needed
+
+        row = await self.handle(run_id, tenant=tenant).row()
+        agent = self._agent(row.agent)
+        if model is not None:
+            agent = agent.with_model(model)
+        async with Forks(self.reading, self.settings, answers=stubs_of(answers), reads=reads, models=model is not None) as forks:
+            given: Any = UNSET if input is NOTHING else input
+            return await forks.fork(row.run_id, agent, at=at, edits=edits, input=given)
+
+    async def diff(self, run_id: str, other: str, *, tenant: str | None = None) -> Diff:
+        """Compare two runs: their calls, arguments and results, their outcome and their cost."""
+        from perdure.inspect.diff import diff_of, path_of  # imported only if needed
+
+        paths = []
+        for one in (run_id, other):
+            handle = self.handle(one, tenant=tenant)
+            paths.append(path_of(f"run {one}", await handle.events(), self.load))
+        return diff_of(*paths)
+
     async def requeue(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
         """Deprecated since 0.2: use `unpause`, which also continues a run that needs attention."""
         warnings.warn("app.requeue is deprecated since 0.2: use app.unpause", DeprecationWarning, stacklevel=2)
@@ -846,12 +900,16 @@ class Handle:
         await self.row()
         return await self._app.ask(lambda: self._app.reading.read(self.id, after))
 
-    async def follow(self, after: int = 0) -> AsyncIterator[Event]:
-        """Yields the events of the run until the run has ended: `async for event in handle.follow():`."""
+    async def follow(self, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Yields the events of the run until the run has ended: `async for event in handle.follow():`.
+
+        To stop before that at once, leave the loop inside `async with contextlib.aclosing(handle.follow()) as events:`.
+        """
         _check_after(after)
         await self.row()
-        async for event in self._app.engine.follow(self.id, after):
-            yield event
+        async with aclosing(self._app.engine.follow(self.id, after)) as events:
+            async for event in events:
+                yield event
 
     async def state(self, at: int | None = None) -> RunState:
         """The state of the run, now or right after event number `at`."""
@@ -861,6 +919,29 @@ class Handle:
         if at is not None and not 1 <= at <= len(events):
             raise NotFound(f"run {self.id} has events 1 to {len(events)}; there is no event {at}")
         return fold(events[:at])
+
+    async def inspect(self, at: int | None = None, *, all_frames: bool = False) -> Inspection:
+        """Look into the agent: its tasks, the lines where they wait, their variables, and what they wait for.
+
+        This is how the agent stood right after event number `at`, or how it stands at the end of its journal; of a run
+        that failed, the line that failed. The app needs the code of the agent in the version of the run. The recorded
+        events are given to this code again, on this event loop; nothing is performed and nothing is written. With
+        `all_frames`, the frames of perdure and of the standard library are there, too. Raises NotFound if there is no such event or the
+        agent had not begun, UnknownAgent or WrongVersion without the right code, and Diverged if the code asks for
+        something else than the journal has.
+        """
+        if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
+            raise InvalidInput(f"inspect(at={shown(at)}): the seq of an event, a whole number, or None for the end of the journal")
+        _check_flag(all_frames, "inspect(all_frames=)")
+        from perdure.inspect.inside import journal_at, look_inside, moment_of  # imported only if needed
+
+        app, row = self._app, await self.row()
+        journal = journal_at(self.id, await app.ask(lambda: app.reading.read(self.id)), at)
+        agent = app.versions.get(Served(row.agent, journal.state.version)) or app.agents.get(row.agent)
+        if agent is None:
+            raise UnknownAgent(f"agent {row.agent!r} is not known here, and its code is needed: Perdure(url, agents=[{row.agent}, …])")
+        with moment_of(agent, journal, app.load, max_steps=app.settings.max_steps) as moment:
+            return look_inside(moment, all_frames=all_frames)
 
 
 MAX_PRIORITY = 1_000

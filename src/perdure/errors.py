@@ -168,12 +168,19 @@ class Fenced(PerdureError):
 
 
 class Diverged(PerdureError):
-    """On replay the code asked for something that the journal does not have."""
+    """On replay the code asked for something that the journal does not have.
 
-    def __init__(self, message: str, *, seq: int, call: int | None = None, hint: str = "") -> None:
+    `recorded` and `asked` are what the journal has and what the code asks for, in words; None if there is nothing.
+    """
+
+    def __init__(
+        self, message: str, *, seq: int, call: int | None = None, recorded: str | None = None, asked: str | None = None, hint: str = ""
+    ) -> None:
         super().__init__(message, hint=hint)
         self.seq = seq
         self.call = call
+        self.recorded = recorded
+        self.asked = asked
 
 
 class NotSent(PerdureError):

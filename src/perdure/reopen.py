@@ -96,6 +96,7 @@ class Planner:
         than the journal has up to that point.
         """
         row = self._row(run_id, tenant)
+        row.check_live()
         if row.parent is not None:
             raise Conflict(
                 f"run {run_id} is a child of run {row.parent}, which has been told how it ended: reopen the parent, and its child goes on too",

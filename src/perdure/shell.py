@@ -16,7 +16,7 @@ _WORD, _TARGET = r"[A-Za-z0-9_./:@+][A-Za-z0-9_./:@+=-]*+", r"[A-Za-z0-9_./:@+][
 # A command inside a sentence: the verb, and the arguments if they need no quotes.
 _COMMAND = re.compile(
     r"\bperdure (?:(?:why|show|events|resume|replay|cancel|pause|unpause|undo|approve|reject|worker)"
-    rf"(?: {_WORD}(?: {_TARGET})?+|(?= [-']))|(?:list|approvals|verify|migrate)\b)(?! [^;,`]*--url )"
+    rf"(?: {_WORD}(?: {_TARGET})?+|(?= [-']))|prune(?= --specimen )|(?:list|approvals|verify|migrate)\b)(?! [^;,`]*--url )"
 )
 
 

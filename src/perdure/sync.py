@@ -175,6 +175,8 @@ class Perdure:
     unpause = _blocking(asynchronous.Perdure.unpause)
     retry = _blocking(asynchronous.Perdure.retry)
     rewind = _blocking(asynchronous.Perdure.rewind)
+    fork = _blocking(asynchronous.Perdure.fork)
+    diff = _blocking(asynchronous.Perdure.diff)
     requeue = _blocking(asynchronous.Perdure.requeue)
     adopt = _blocking(asynchronous.Perdure.adopt)
     resolve = _blocking(asynchronous.Perdure.resolve)
@@ -198,6 +200,7 @@ class Handle:
     result = _of_handle(asynchronous.Handle.result)
     events = _of_handle(asynchronous.Handle.events)
     state = _of_handle(asynchronous.Handle.state)
+    inspect = _of_handle(asynchronous.Handle.inspect)
 
     def artifact(self, pointer: Artifact | dict[str, Any]) -> Artifact:
         """An artifact that this run may open: `with handle.artifact(pointer).open() as file`, or `.read().wait()`."""

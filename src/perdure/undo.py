@@ -111,6 +111,7 @@ def undoable(reading: Reading, run_id: str) -> RunRow:
     row = reading.get(run_id)
     if row is None:
         raise no_such_run(run_id, reading)
+    row.check_live()
     undone = undone_by(run_id)
     if undone is not None:
         raise InvalidInput(f"run {run_id} is the undo of run {undone}, and an undo cannot be undone; start the agent again instead")

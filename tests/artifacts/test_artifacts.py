@@ -214,7 +214,7 @@ def test_a_forgotten_await_says_so() -> None:
 @pytest.mark.parametrize("agent", [makers.one, makers.streamed])
 def test_too_large_for_the_database_and_no_other_place_is_an_error_that_says_what_to_do(url: str, agent: Any) -> None:
     with pytest.raises(
-        RunFailed, match=r'after 1 attempt: ArtifactNotSaved: .*4,000,000 bytes: name another place .*artifacts = "file:///…"'
+        RunFailed, match=r'after 1 attempt: ArtifactNotSaved: .*artifact_database_bytes is 4,000,000: .*artifacts = "file:///…"'
     ):
         result(url, agent, 5 * MB)
     store = open_store(url)

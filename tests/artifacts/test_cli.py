@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.artifacts.test_artifacts import app, makers_row
 from tests.servers import forked
 from tests.unit.drive_tools import run
 
-from perdure import Artifact
+from perdure import Artifact, RunFailed
 from perdure.store.open import open_store
 
 
@@ -52,6 +53,19 @@ def test_show_events_and_why_print_the_pointer_and_not_the_bytes(url: str) -> No
         assert made.sha256 in perdure(verb, "r", "--json", "--url", url), verb
 
 
+@pytest.mark.parametrize("agent", [makers.one, makers.streamed])
+def test_why_names_the_setting_and_the_line_of_the_tool_that_could_not_save(url: str, agent: Any) -> None:
+    async def main() -> None:
+        async with app(url, artifact_database_bytes=1000) as opened:
+            with pytest.raises(RunFailed):
+                await opened.run(agent, 3 * MB, id="r")
+
+    run(main())
+    (outcome, place, *_) = perdure("why", "r", "--url", url).partition("not made, or failed: 1\n")[2].splitlines()
+    assert "artifact_database_bytes" in outcome
+    assert re.search(r"makers\.py:\d+ in (fetch|stream)$", place), place
+
+
 def test_orphans_are_counted_listed_and_deleted(url: str) -> None:
     saved(url, 1000)
     store = open_store(url)
@@ -72,7 +86,7 @@ def test_orphans_are_counted_listed_and_deleted(url: str) -> None:
 
 def test_prune_says_what_is_missing_or_too_much(url: str) -> None:
     saved(url, 10)
-    assert "--older-than 90d, or --orphans" in perdure("prune", "--url", url, code=2)
+    assert "--older-than 90d, --orphans, or --specimen RUN" in perdure("prune", "--url", url, code=2)
     assert "leave --older-than out" in perdure("prune", "--orphans", "--older-than", "1d", "--url", url, code=2)
     assert ", 1 artifact that" in perdure("prune", "--older-than", "0s", "--url", url)
 

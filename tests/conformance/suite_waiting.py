@@ -313,6 +313,17 @@ class WaitingConformance:
 
     # -- post: what it does to a run that nobody holds -----------------------------------------------------------------
 
+    def test_who_begins_a_run_before_its_time_is_recorded_and_only_the_claim_begins_it(self, store: Store) -> None:
+        create(store, "r", not_before=NOW + HOUR)
+        before = found(store, "r")
+        assert post(store, "r", RunUnpaused("ann", early=True))
+        after = found(store, "r")
+        assert (after.status, after.ready_at, after.seq) == ("queued", before.ready_at, 2)
+        assert (before.ready_at, store.read("r")[-1].body) == (NOW + HOUR, RunUnpaused("ann", early=True))
+        store.register("w", "host:1", 1, NOW)
+        assert store.claim("w", [Served("a", "1")], 9, NOW) == []
+        assert len(store.claim("w", [Served("a", "1")], 1, NOW, run_id="r")) == 1
+
     @pytest.mark.parametrize(
         ("status", "body", "after"),
         [

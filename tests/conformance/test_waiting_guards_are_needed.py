@@ -128,8 +128,8 @@ FUNCTIONS: dict[str, tuple[ModuleType | type, str, Any, Check]] = {
     ),
     "a finished parent is left alone": (
         family,
-        "FINISHED",
-        frozenset(),
+        "_is_over",
+        lambda found: False,
         SUITE.test_the_end_of_a_child_leaves_a_paused_parent_paused_and_a_finished_one_alone,
     ),
     "a child's end is told": (

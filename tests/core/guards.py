@@ -247,11 +247,11 @@ def a_release_names_no_cause(patch: Patch) -> None:
 
 # -- reopened runs --------------------------------------------------------------------------------------------------------
 def a_call_that_is_made_again_is_a_new_call(patch: Patch) -> None:
-    patch.setattr(machine._Superseded, "take", lambda self, *_: None)
+    patch.setattr(history.Superseded, "take", lambda self, *_: None)
 
 
 def superseded_calls_are_found_by_their_tool_alone(patch: Patch) -> None:
-    take = machine._Superseded.take
+    take = history.Superseded.take
 
     def without(self: Any, kind: str, name: str, args: bytes, callee: Any, digest: Any) -> Any:
         found = take(self, kind, name, args, callee, digest)
@@ -260,7 +260,7 @@ def superseded_calls_are_found_by_their_tool_alone(patch: Patch) -> None:
             self._left.remove(found)
         return found
 
-    patch.setattr(machine._Superseded, "take", without)
+    patch.setattr(history.Superseded, "take", without)
 
 
 def numbers_go_on_where_the_agent_goes_back_to(patch: Patch) -> None:

@@ -177,11 +177,32 @@ async def _(what: str, seconds: float, call: Call) -> Outcome:
     return Outcome.unknown("the service has a part of it")
 
 
+@tool(effect="idempotent")
+async def upload_long(what: str, attempts: int, call: Call) -> str:
+    """Uploads parts from where the attempt before was; only the last attempt comes to an end."""
+    begins_at = call.last_progress["part"] if call.last_progress is not None else 0
+    Ledger.here().note("begun", what, call, part=begins_at)
+    for part in range(begins_at, PARTS if call.attempt < attempts else begins_at + 1):
+        await asyncio.sleep(0.01)
+        call.heartbeat({"part": part + 1})
+    return f"from part {begins_at}"
+
+
+@tool(effect="idempotent")
+async def upload_deadly(what: str, part: int, call: Call) -> str:
+    """Comes to the same part each time, and then kills its worker."""
+    Ledger.here().note("begun", what, call)
+    call.heartbeat({"part": part})
+    await asyncio.sleep(0.5)  # ten times `progress_s`: the part is stored
+    os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+
+
 TOOLS: dict[str, Tool[..., Any]] = {
     found.name: found
     for found in (
         *(work, deed, step, refuse, book, nothing, odd, block, poison, leave, breed, orphan, family, segfault, segfault_once),
-        *(upload_again, upload_keyed, upload_once),
+        *(upload_again, upload_keyed, upload_once, upload_long, upload_deadly),
     )
 }
 

@@ -78,12 +78,12 @@ def replay_does_not_compare() -> None:
 def replay_delivers_in_order_of_calls() -> None:
     real = replaying.replay
 
-    def replay(machine: Any, events: Sequence[Event], load: Any, begun: Any = None) -> Any:
+    def replay(machine: Any, events: Sequence[Event], load: Any, begun: Any = None, *, until: int | None = None) -> Any:
         places = [place for place, event in enumerate(events) if isinstance(event.body, ToolCallCompleted)]
         shuffled = list(events)
         for place, event in zip(places, sorted((events[place] for place in places), key=lambda event: event.call or 0), strict=True):
             shuffled[place] = event
-        return real(machine, shuffled, load, begun)
+        return real(machine, shuffled, load, begun, until=until)
 
     run_core.replay = replay  # type: ignore[attr-defined]
 

@@ -69,3 +69,32 @@ def test_progress_proves_nothing_a_once_upload_is_put_to_its_hook_and_to_a_perso
     (asked,) = world.ledger.lines("asked", "r")
     assert asked["part"] >= part
     check_journal(world, "r")
+
+
+def test_an_upload_whose_workers_are_killed_again_and_again_goes_on_while_each_comes_further(world: World) -> None:
+    """More deaths in a row than `poison_limit`, and this run is alone in each."""
+    world.begin(r=[["upload_long", "film", 5]])
+    part = 0
+    for _ in range(4):
+        victim = world.start(victims.serve, settings={**OFTEN, "poison_limit": 2})
+        part = stored_part(world, "r", least=part + 5)
+        os.kill(victim, signal.SIGKILL)
+        world.wait(victim)
+    (outcome,) = world.finish("r", **OFTEN, poison_limit=2)["r"]["output"]
+    begun = [line["part"] for line in world.ledger.lines("begun", "r")]
+    assert len(begun) == 5
+    assert begun == sorted(set(begun)), "each attempt goes on where the one before was"
+    assert outcome == f"from part {begun[-1]}"
+    check_journal(world, "r")
+
+
+def test_an_upload_that_kills_its_workers_at_the_same_part_is_poison(world: World) -> None:
+    world.begin(r=[["upload_deadly", "film", 7]])
+    for _ in range(3):
+        world.wait(world.start(victims.serve, settings={**OFTEN, "poison_limit": 2}))
+    assert world.finish("r", **OFTEN, poison_limit=2)["r"]["status"] == "needs_attention"
+    row, _ = world.look("r")
+    assert row is not None
+    assert row.attention == "poison"
+    assert len(world.ledger.lines("begun", "r")) == 3, "the first part that it reports counts as progress, the same part again does not"
+    check_journal(world, "r")

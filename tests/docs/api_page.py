@@ -18,6 +18,7 @@ from perdure import app, errors, models, sync, undo
 from perdure.agents.mcp.tools import McpServer
 from perdure.control import NOTHING
 from perdure.core import approval, events, state
+from perdure.inspect import diff, inside
 
 WIDTH = 118
 Public = type[Any] | Callable[..., Any]
@@ -33,8 +34,12 @@ class Group(NamedTuple):
 # What the page has beside `perdure.__all__`: what methods return, and what other modules offer to users.
 EXTRA: Mapping[str, Public] = {
     "Deed": undo.Deed,
+    "CallPath": diff.CallPath,
+    "DiffCall": diff.DiffCall,
+    "DiffLine": diff.DiffLine,
     "McpServer": McpServer,
     "RunNotSucceeded": errors.RunNotSucceeded,
+    **{one.__name__: one for one in (inside.Awaited, inside.InspectedFrame, inside.InspectedTask, inside.RaisedError, inside.Variable)},
     "StoreCorrupt": errors.StoreCorrupt,
     "StoreUnavailable": errors.StoreUnavailable,
     "StoreVersion": errors.StoreVersion,
@@ -44,7 +49,8 @@ EXTRA: Mapping[str, Public] = {
 
 # Members that are there for perdure's own modules, and may change in any version.
 INSIDE: Mapping[str, str] = {
-    "Agent": "bind rebind misfits takes parameter_names encode_result decode_result home machine machine_of replayed keeps_its_plan",
+    "Agent": "bind rebind misfits takes parameter_names encode_result decode_result home machine machine_of replayed keeps_its_plan facts_of "
+    "result_misfit with_model",
     "AgentInput": "agent encoded",
     "Approval": "check_for request",
     "ApprovalRow": "standing",
@@ -54,17 +60,18 @@ INSIDE: Mapping[str, str] = {
     "Circles": "usd_micros",
     "Handle": "row",
     "McpServer": "pin",
-    "Model": "say_if_unpriced identity pin",
+    "Model": "say_if_unpriced is_priced renamed identity pin",
     "Anthropic": "body answer",
     "OpenAI": "body answer identity",
     "Scripted": "answer",
     "Perdure": "ask load engine reading store start_encoded abort",
-    "Plan": "keeps_its_plan",
+    "Plan": "keeps_its_plan facts_of",
     "Rate": "step_us",
-    "ReAct": "agents bind encode_result decode_result description schema",
+    "ReAct": "agents bind encode_result decode_result description schema facts_of result_misfit with_model",
     "Retry": "covers delay_s",
     "RunState": "keys reserved apply take_back short_since pins pin_changes",
-    "Tool": "bind takes misfits rebind with_call encode_result decode_result asks editable_schema edited pin compensation events",
+    "Tool": "bind takes misfits rebind with_call encode_result decode_result asks editable_schema edited pin compensation events "
+    "result_misfit",
 }
 
 # Classes that users do not make themselves, or under which name an example of them goes.
@@ -79,6 +86,7 @@ KINDS: Mapping[str, tuple[Any, str]] = {
     "ApprovalStatus": (approval.ApprovalStatus, "where an approval stands"),
     "OnExpiry": (events.OnExpiry, "what happens when the time of an approval is over"),
     "OnExceed": (events.OnExceed, "what happens when a budget is used up"),
+    "AwaitedKind": (inside.AwaitedKind, "what a task of an agent waits for"),
     "CostsBy": (app.CostsBy, "how costs are grouped"),
 }
 
@@ -160,7 +168,8 @@ if __name__ == "__main__":
     Group(
         "What they return",
         "Records of the app's methods. Times named `…_at` and `ts` are microseconds since 1970, in UTC.",
-        "RunInfo RunningCall FailureInfo RunStatus Event RunState CallState ApprovalRow CostRow UndoPlan Reopened ReopenedCall Deed",
+        "RunInfo RunningCall FailureInfo RunStatus Event RunState CallState ApprovalRow CostRow UndoPlan Reopened ReopenedCall Deed "
+        "Fork Diff CallPath DiffCall DiffLine Inspection InspectedTask InspectedFrame Variable Awaited RaisedError",
     ),
     Group(
         "Budgets, rates, retries, approvals",

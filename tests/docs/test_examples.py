@@ -133,6 +133,19 @@ def test_the_approval_that_the_page_shows_is_the_one_that_is_asked(tmp_path):
     assert f"digest     {str(asked['digest'])[:12]}\n" in page
 
 
+def test_the_moments_that_the_inspect_page_shows_are_the_true_ones(tmp_path):
+    page = (ROOT / "docs" / "inspect.md").read_text()
+    (tmp_path / "shop.py").write_text(programs(page)[0])
+    shown = "".join(block.text for block in blocks(page) if block.language == "console")
+    typed = ""
+    for line in [line for line in shown.splitlines() if line.startswith("$ ")]:
+        ran = python(tmp_path, "-m", *shlex.split(line)[1:])
+        assert ran.returncode == (1 if " run " in line else 0), ran.stderr
+        typed += f"{line}\n{ran.stdout}"
+    time = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
+    assert time.sub("TIME", typed) == time.sub("TIME", shown)
+
+
 def test_the_undo_of_the_page_does_what_it_shows(tmp_path):
     page = (ROOT / "docs" / "undo.md").read_text()
     (tmp_path / "trip.py").write_text(programs(page)[0])

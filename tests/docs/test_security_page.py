@@ -139,6 +139,10 @@ def test_a_reader_can_look_at_everything_and_change_nothing(desk: Desk) -> None:
     ):
         assert desk(*words.split(), PERDURE_URL=reads) != "", words
     assert desk("export", "a", PERDURE_URL=reads) != ""
+    desk("sign", "--new-key", "--out", "notary.key")
+    for _ in range(2):
+        assert "of them changed; root " in desk("sign", "--key", "notary.key", "--to", "statements", PERDURE_URL=reads)
+    assert "2 statements" in desk("verify", "--signatures", "statements", "--public-key", "notary.key.pub", PERDURE_URL=reads)
     assert "may only read" in rights(desk, "ann_reads")
     for words in (
         f"approve {asked} --by eve",

@@ -253,7 +253,7 @@ def test_verify_names_the_event_that_was_edited(killed: Desk) -> None:
     told = killed("verify", "r", code=7)
     assert told.startswith("run r, event 5: it is not what was written")
     assert killed.json("verify", "r", code=7)["seq"] == 5
-    assert "1 not as they were written" in killed("verify", code=7)
+    assert re.search(r"^checked 1 run with \d+ events: 1 journal is not as written; 30 things", killed("verify", code=7), re.MULTILINE)
 
 
 def test_verify_names_a_journal_whose_run_is_gone_and_the_guards_that_were_taken_away(killed: Desk) -> None:
@@ -263,7 +263,7 @@ def test_verify_names_a_journal_whose_run_is_gone_and_the_guards_that_were_taken
     (gone,) = [line for line in told if "run 'r'" in line]
     assert "its row is gone" in gone
     assert len([line for line in told if line.startswith("the trigger perdure_")]) == 30
-    assert told[-1].startswith("1 run, ")
+    assert told[-1].startswith("checked 1 run with ")
     assert told[-1].endswith("as they were written; 31 things are wrong with the database as a whole")
     problems = [line["problem"] for line in killed.lines("verify", code=7) if line["run_id"] is None]
     assert problems == told[:-1]
@@ -292,6 +292,59 @@ def test_replay_tells_where_changed_code_parts_from_the_journal(desk: Desk) -> N
         assert [(one["run_id"], one["call"], one["same"]) for one in different] == [("b", 2, False), ("a", 2, False)]
     assert "belongs to agent 'shop'" in desk.refusal("replay", "a", "shop.py:many", code=2)
     assert desk.ledger == ["o-1 500", "o-2 500"]  # replay performs nothing
+
+
+WAITERS = """
+import asyncio
+from perdure import Run, agent, tool
+
+@tool(effect="read")
+async def look(order: str) -> str:
+    return order
+
+@agent(version="1")
+async def waiter(run: Run, order: str) -> str:
+    return await look(order) + await run.receive("go")
+"""
+START_MANY = """
+import asyncio
+from waiters import waiter
+from perdure import Perdure
+
+async def main() -> None:
+    async with Perdure("sqlite:///perdure.db", agents=[waiter]) as app:
+        for number in range({count}):
+            await app.start(waiter, str(number), id=f"w{{number}}")
+        stop = asyncio.Event()
+        working = asyncio.create_task(app.work(stop=stop))
+        while len(await app.list(status="waiting", limit=500)) < {count}:
+            await asyncio.sleep(0.05)
+        stop.set()
+        await working
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("count", [2, 70])  # from 64 runs on, several processes compare
+def test_before_a_deploy_every_unfinished_run_gets_a_verdict(desk: Desk, count: int) -> None:
+    (desk.folder / "waiters.py").write_text(WAITERS)
+    subprocess.run([sys.executable, "-c", START_MANY.format(count=count)], cwd=desk.folder, check=True, timeout=120)
+    desk("run", "shop.py:shop", "order=o-1", "--id", "over")
+    (desk.folder / "same.py").write_text(WAITERS)
+    assert desk("replay", "--all", "--live-only", "same.py") == f"{count} unfinished runs: {count} go on with this code\n"
+    (desk.folder / "newer.py").write_text(WAITERS.replace('version="1"', 'version="2"'))
+    told = desk("replay", "--all", "--live-only", "newer.py")
+    assert "run w1 (waiting): has version 1; this code is 2 and asks for the same calls\n    adopt it: perdure resume w1 --adopt" in told
+    assert told.endswith(f"{count} unfinished runs: {count} go on if this version adopts them\n")
+    (desk.folder / "broken.py").write_text(WAITERS.replace("await look(order)", 'await look("?" + order)'))
+    told = desk("replay", "--all", "--live-only", "broken.py", code=7)
+    expected = 'run w0 (waiting): diverges at event 3; it needs version 1\n    journal: call 1: look({"order":"0"})\n    code:    call 1: look({"order":"?0"})'
+    assert expected in told
+    verdicts = desk.lines("replay", "--all", "--live-only", "broken.py", code=7)
+    assert {(one["verdict"], one["seq"], one["version"]) for one in verdicts} == {("diverges", 3, "1")}
+    assert len(verdicts) == count
+    assert "--live-only goes with --all" in desk.refusal("replay", "--live-only", "w1", code=2)
 
 
 def test_audit_follows_all_runs(desk: Desk) -> None:
@@ -350,6 +403,36 @@ def test_migrate_says_from_where_to_where_and_check_changes_nothing(desk: Desk) 
     desk.edit("INSERT INTO perdure_schema VALUES (99, 'x', 0)")
     assert "upgrade perdure" in desk.refusal("migrate", code=2)
     assert "upgrade perdure" in desk.refusal("list", code=2)
+
+
+def test_migrate_makes_triggers_and_indexes_again_that_are_missing_and_says_so(desk: Desk) -> None:
+    desk("run", "shop.py:many", "calls=0", "--id", "r")
+    desk.edit("DROP INDEX perdure_runs_created")  # and all triggers
+    assert "`perdure migrate` makes it again" in desk("verify", code=7)
+    checked = desk("migrate", "--check", code=7)
+    assert "the trigger perdure_runs_finished is missing: nothing was changed: perdure migrate" in checked
+    assert "up to date" not in checked
+    found = desk.json("migrate", "--check", code=7)
+    assert (found["up_to_date"], found["to_restore"][0]) == (False, "the index perdure_runs_created is missing")
+    assert len(found["to_restore"]) > 20
+    assert "the trigger perdure_runs_finished is missing: made again" in desk("migrate")
+    assert "up to date" in desk("migrate", "--check")
+    desk("verify")
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_a_row_that_was_edited_to_another_end_is_reported_with_the_way_out(desk: Desk, status: str) -> None:
+    desk("run", "shop.py:many", "calls=0", "--id", "r")
+    desk.edit(f"UPDATE perdure_runs SET status = '{status}'")
+    for verb in (("resume", "r"), ("run", "shop.py:many", "calls=0", "--id", "r")):
+        said = desk.refusal(*verb, code=2)
+        assert f"run r is {status} by its row, and event 3 of its journal is run_succeeded: the row was edited" in said
+        assert said.endswith("perdure verify r --repair\n")
+    assert "perdure verify r --repair" in desk("why", "r")
+    assert "checked 1 run with 3 events: 1 row contradicts its sound journal; 30 things are wrong" in desk("verify", code=7)
+    desk("migrate")
+    desk("verify", "r", "--repair", "--yes")
+    desk("resume", "r")
 
 
 def test_a_run_or_a_database_that_is_not_there_is_code_6(desk: Desk) -> None:

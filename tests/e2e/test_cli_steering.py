@@ -16,6 +16,7 @@ from tests.e2e.test_cli_acting import Shop
 from tests.unit.store_tools import raw
 
 from perdure.cli import OTHER_WORDS, VERBS, cli
+from perdure.cli.who import os_user
 
 AGENTS = """
 import asyncio, os
@@ -151,6 +152,12 @@ def test_a_run_whose_time_has_not_come_is_not_resumed_before_it_unless_the_user_
     assert words == ["perdure", "resume", "r", "--now"]
     assert desk(*words[1:]).stdout == "x\n"
     assert desk.ledger == ["look x"]
+    audited = [json.loads(line) for line in desk("audit", "r").stdout.splitlines()]
+    (early,) = [line for line in audited if line["context"].get("early")]
+    assert (early["type"], early["actor"], early["context"]["note"]) == ("run_unpaused", os_user(), "perdure resume --now")
+    assert audited[early["seq"]]["type"] == "run_claimed"
+    assert f"{os_user()} begins the run before its time: perdure resume --now" in desk("events", "r").stdout
+    desk("verify")
 
 
 # -- what `run` and `resume` say --------------------------------------------------------------------------------------------------
@@ -233,7 +240,20 @@ def test_a_finished_run_whose_row_says_otherwise_is_reported_and_not_appended_to
             continue  # `run` leaves such a run alone
         refused = desk(*verb, code=2).stderr
         assert f"has ended (event {len(before)}, run_succeeded), and its row says {status}: the row was edited" in refused
+        assert refused.endswith("perdure verify r --repair\n")
+    for verb in (("signal", "r", "go", "1"), ("cancel", "r"), ("cancel", "r", "--force")):
+        assert "the row was edited; nothing was written" in desk(*verb, code=2).stderr
+    worker = desk.begin("worker", "desk.py")
+    until(lambda: "needs_attention" in desk("list").stdout)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+    page = desk("why", "r").stdout
+    assert "its row was edited: the row says needs_attention, and by its journal the run ended at" in page
+    assert page.count("perdure ") == 1, page
+    assert "perdure verify r --repair" in page
     assert desk.types("r") == before
+    desk("verify", "r", "--repair", "--yes")
+    assert desk("resume", "r").stdout == "x\n"
     assert desk.ledger == ["look x"]
 
 
@@ -347,3 +367,30 @@ def test_every_command_behind_another_word_exists_with_its_options() -> None:
             known = {option for one in command.params for option in one.opts}
             for option in re.findall(r"--[a-z-]+", rest):
                 assert option in known, (word, verb, option)
+
+
+# -- help, times, types -------------------------------------------------------------------------------------------------------------
+def test_help_is_a_verb_too(desk: Desk) -> None:
+    assert desk("help").stdout == desk("--help").stdout
+    assert desk("help", "run").stdout == desk("run", "--help").stdout
+    assert "there is no verb 'nope'" in desk.refusal("help", "nope")
+
+
+def test_a_time_without_a_zone_is_taken_as_utc_and_that_is_said(desk: Desk) -> None:
+    told = desk("run", "desk.py:looker", "--id", "r", "--detach", "--not-before", "2090-01-01T10:00").stderr
+    assert "perdure: --not-before 2090-01-01T10:00 names no zone, and is taken as UTC: 2090-01-01T10:00:00Z\n" in told
+    assert "names no zone" in desk("audit", "--since", "2026-01-01").stderr
+    for named in ("2026-01-01T00:00Z", "2026-01-01T00:00+01:00", "2h"):
+        assert desk("audit", "--since", named).stderr == ""
+
+
+def test_an_unknown_type_of_events_is_refused_with_the_closest_types(desk: Desk) -> None:
+    desk("run", "desk.py:looker", "--id", "r", "--detach")
+    refused = desk.refusal("audit", "--type", "run_crated")
+    assert "there is no type of events 'run_crated'; close to it: run_created" in refused
+    assert refused.rstrip().endswith("perdure audit --help ends with all types")
+    assert len(refused) < 250
+    assert len(desk.refusal("audit", "--type", "nope")) < 150
+    listed = " ".join(desk("audit", "--help").stdout.split())
+    assert "run_created" in listed
+    assert "tool_call_resolved." in listed

@@ -304,6 +304,15 @@ planned = Plan(
     version="1",
 )
 
+
+@agent(version="1")
+async def mended(run: Run, parcel: str) -> str:
+    paid = await pay(5)
+    extra = await run.receive("extra")
+    await put(parcel, extra)
+    return f"{parcel} with {extra} for {paid['cents']}"
+
+
 AGENTS = [
     everyday,
     failing,
@@ -317,6 +326,7 @@ AGENTS = [
     changing_1,
     changing_2,
     steady,
+    mended,
     poisoned,
     thinker,
     planned,

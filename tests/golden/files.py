@@ -96,7 +96,8 @@ def versions() -> list[Path]:
 
 
 def folder_of(version: str) -> Path:
-    return HERE / f"v{version.replace('.', '_')}"
+    """Version 0.2.0.dev0 makes the journals of 0.2.0."""
+    return HERE / f"v{version.partition('.dev')[0].replace('.', '_')}"
 
 
 # -- what a journal folds to ----------------------------------------------------------------------------------------------------

@@ -189,6 +189,18 @@ async def leave_held(stage: Stage) -> None:
     await stage.drive("held")
 
 
+# -- a failed run goes on -------------------------------------------------------------------------------------------------------------------
+async def fail_after_paying(stage: Stage) -> None:
+    await stage.start("mended", "mended", "m-1")
+    await stage.app.signal("mended", "extra", "a ribbon", by="ann")
+    assert (await stage.drive("mended")).status == "failed"
+
+
+async def rewind(stage: Stage) -> None:
+    await stage.app.rewind("mended", 3, by="ann", reason="the shelf is free again")
+    assert (await stage.drive("mended")).status == "succeeded"
+
+
 LIVES = (
     Life(begin_everyday, {"die": ["ship"]}, killed=True),
     Life(end_everyday, {"hook": ["in_progress", "not_happened"]}),
@@ -215,4 +227,6 @@ LIVES = (
     Life(leave_in_doubt, {"die": ["mail"]}, killed=True),
     Life(see_doubt),
     Life(leave_held, {"die": ["put"]}, killed=True),
+    Life(fail_after_paying, {"fail": {"put": ["fatal"]}}),
+    Life(rewind),
 )

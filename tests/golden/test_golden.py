@@ -14,12 +14,11 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from tests.golden.files import AGENTS, Golden, Line, folder_of, projection, versions
+from tests.golden.files import AGENTS, Golden, Line, projection, versions
 from tests.golden.lives import SETTINGS, FixedClock, Stage
 from tests.golden.make import make
 from tests.golden.scenes import LIVES, begin_everyday, end_everyday, raise_family
 
-import perdure
 from perdure import Perdure
 from perdure.agent import Agent
 from perdure.core import codec, identity
@@ -69,9 +68,12 @@ class Heading(msgspec.Struct, frozen=True):
 
 
 # -- the text -------------------------------------------------------------------------------------------------------------------
-def test_every_type_of_event_occurs_in_the_journals_of_this_version() -> None:
-    """A new type needs a journal with it: give perdure another version and make its journals, or, before it is released, make them anew."""
-    found = {type(line.event.body) for lines in lines_of(folder_of(perdure.__version__)).values() for line in lines}
+def test_every_type_of_event_occurs_in_a_journal() -> None:
+    """A new type needs a journal with it: make the journals of the version under development, or, before it is released, make them anew.
+
+    `run_requeued` is only in the journals of 0.1: later versions do not write it.
+    """
+    found = {type(line.event.body) for folder in versions() for lines in lines_of(folder).values() for line in lines}
     assert {kind.__name__ for kind in get_args(AnyBody)} == {kind.__name__ for kind in found}
 
 

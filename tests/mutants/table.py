@@ -86,12 +86,13 @@ _WORDS = {
     "T31": "“not found” counts while a request may still arrive",
     "T32": "two journals make the same key for different effects",
     "T33": "a budget is exceeded without limit when workers die",
-    "T35": "a run that goes back repeats no effect: superseded calls keep their keys, their results and their used approvals",
     "T34": "innocent runs wait one by one because of a poisonous run",
+    "T35": "a retry, a rewind or a rehearsal repeats an effect",
     "bad input": "invalid input is refused",
     "calls": "a call changes its state only as its table allows",
     "duplicates": "a message that is sent twice counts once",
     "security": "text, files and servers of other users cannot control perdure",
+    "specimens": "an imported copy of a run is never driven, and takes nothing",
     "storage": "a commit is complete or absent; an unknown outcome is looked up",
 }
 _STORES = {"none": "–", "sqlite": "SQLite", "postgres": "PostgreSQL", "both": "both"}

@@ -16,6 +16,9 @@ class Truth(SqlStore):
     def problems(self) -> list[str]:
         return integrity.problems(self._database)  # type: ignore[arg-type]
 
+    def restore_schema(self, *, check: bool = False) -> list[str]:
+        return integrity.restore_schema(self._database, check=check)  # type: ignore[arg-type]
+
 
 class Ground:
     """One database for all seeds, put back to its beginning for each: making one takes as long as a whole seed."""

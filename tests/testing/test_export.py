@@ -352,8 +352,8 @@ def test_what_is_no_export_is_said_to_be_none(tmp_path, data):
 
 
 def test_a_newer_format_and_a_missing_file_are_said_to_be_that(lines, tmp_path):
-    with pytest.raises(InvalidInput, match="has format 2, and this version of perdure reads 1; update perdure"):
-        load(file_of(tmp_path, [changed(lines[0], format=2, more="fields")]))
+    with pytest.raises(InvalidInput, match="has format 3, and this version of perdure reads 1 and 2; update perdure"):
+        load(file_of(tmp_path, [changed(lines[0], format=3, more="fields")]))
     with pytest.raises(InvalidInput, match="No such file"):
         load(tmp_path / "nowhere")
     with pytest.raises(InvalidInput, match="Is a directory"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +233,17 @@ def test_more_runs_than_the_worker_may_drive_at_a_time_wait_their_turn() -> None
 
 
 # -- looking ------------------------------------------------------------------------------------------------------------
+def test_following_a_run_can_be_ended_before_the_run_does() -> None:
+    async def main() -> tuple[str, list[Event]]:
+        async with perdure(None, [echo]) as app:
+            handle = await app.start(echo, 1, not_before=timedelta(hours=1))
+            async with contextlib.aclosing(handle.follow()) as events:
+                first = await anext(events)
+            return first.type, [event async for event in events]
+
+    assert run(main()) == ("run_created", [])
+
+
 def test_following_a_run_ends_when_the_run_does() -> None:
     async def main() -> tuple[list[Event], list[Event]]:
         async with perdure(None, [echo]) as app:

@@ -52,7 +52,7 @@ def test_imports_point_down_only():
 def test_a_forbidden_import_breaks_a_contract(tmp_path, importer, statement, contract):
     modules = (
         "errors settings core/__init__ core/events store/__init__ store/api store/journal store/sqlite/__init__ testing/__init__ "
-        "engine/__init__ engine/local/__init__ engine/local/engine control undo inspect/__init__ app sync cli/__init__"
+        "engine/__init__ engine/local/__init__ engine/local/engine control undo reopen fork inspect/__init__ app sync cli/__init__"
     )
     for module in ("__init__", *modules.split()):
         write(tmp_path / f"perdure/{module}.py", "")

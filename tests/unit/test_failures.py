@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import http.client
 import http.server
 import socket
@@ -351,6 +352,16 @@ def test_the_traceback_is_the_innermost_five_places():
     assert len(lines) == 5
     assert all(line.endswith("dig") and "test_failures.py:" in line for line in lines)
     assert describe(ValueError("never raised")).traceback is None
+
+
+def test_the_innermost_place_of_the_users_code_is_kept_if_the_others_are_of_libraries():
+    def deep() -> None:
+        copy.deepcopy([[[[[[threading.Lock()]]]]]])  # a lock cannot be copied, and the library says so far inside
+
+    lines = (describe(raised_by(deep)).traceback or "").splitlines()
+    assert len(lines) == 5
+    assert lines[0].endswith("deep"), lines
+    assert all("copy.py:" in line for line in lines[1:])
 
 
 def test_the_kinds_in_doubt_are_those_after_which_it_may_have_happened():

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 from tests.conformance.suite_moving import ELSEWHERE, LEASE_US
 from tests.conformance.suite_waiting import NOW
-from tests.unit.inspect_tools import make_waiting, url_of
+from tests.unit.inspect_tools import Forge, forging, make_waiting, url_of
 from tests.unit.postgres_tools import empty
-from tests.unit.postgres_tools import raw as raw_postgres
 
 from perdure.errors import AlreadyRunning, Conflict
 from perdure.inspect.repair import plan_repair
@@ -23,8 +21,6 @@ from perdure.store.api import Served, Store
 from perdure.store.open import open_store
 from perdure.store.transfer import Copying
 
-Forge = Callable[[str], None]
-TABLES = ("perdure_runs", "perdure_events", "perdure_approvals", "perdure_budgets")
 # Columns of the row that the journal determines, each with a forged value.
 FORGED = {
     "status": "'succeeded'",
@@ -71,39 +67,15 @@ def journal(request: pytest.FixtureRequest, zoo: Path, tmp_path: Path) -> Iterat
     """Runs that wait and runs that have ended; and a hand that switches the triggers off for one statement."""
     path = Path(shutil.copy(zoo, tmp_path / "journal.db"))
     store = open_store(url_of(path))
-    if request.param == "sqlite":
-        connection = apsw.Connection(str(path))
-        connection.set_busy_timeout(5000)
-
-        def forge(sql: str) -> None:
-            triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
-            connection.pragma("ignore_check_constraints", 1)
-            for name, _ in triggers:
-                connection.execute(f"DROP TRIGGER {name}")
-            connection.execute(sql)
-            for _, made in triggers:
-                connection.execute(str(made))
-
-        yield store, forge
-        connection.close()
-    else:
+    url = url_of(path)
+    if request.param == "postgres":
         url = empty(request.getfixturevalue("postgres"))
         moved = open_store(url)
         Copying(store, moved, to_url=ELSEWHERE, by="ann").move(now=NOW * 2, lease_us=LEASE_US)
         store.close()
         store = moved
-        outside = raw_postgres(url)
-
-        def forge_there(sql: str) -> None:
-            for table in TABLES:
-                outside.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER".encode())
-            outside.execute("ALTER TABLE perdure_runs DROP CONSTRAINT IF EXISTS perdure_runs_check")
-            outside.execute(sql.encode())
-            for table in TABLES:
-                outside.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER".encode())
-
-        yield store, forge_there
-        outside.close()
+    with forging(url) as forge:
+        yield store, forge
     store.close()
 
 

@@ -157,7 +157,7 @@ def test_every_edit_of_every_column_of_every_event_is_found(store: Store, other:
 def test_every_edit_of_the_row_is_found_and_called_the_projection(store: Store, other: apsw.Connection, run_id: str) -> None:
     key = key_of(other, run_id)
     columns = [name for _, name, *_ in other.execute("PRAGMA table_info(perdure_runs)") if name not in NO_HISTORY | UNSEEN]
-    assert len(columns) == 24
+    assert len(columns) == 25
     for column in columns:
         (before,) = other.execute(f"SELECT {column} FROM perdure_runs WHERE id = ?", (key,)).fetchall()[0]
         # When the row was last touched may be later than its last event, but never earlier.

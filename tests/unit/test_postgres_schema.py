@@ -124,6 +124,11 @@ ARTIFACT = (
     "INSERT INTO perdure_artifacts (artifact, run_id, tenant, call, attempt, state, sha256, size, content_type, created_at)"
     " VALUES ('{}', '{}', 'default', 1, 1, 'saved', sha256('')::bytea, 0, 'text/plain', 1)"
 )
+COPY = (
+    "INSERT INTO perdure_runs (run_id, agent, version, tenant, queue, input_digest, status, seq, head, epoch, created_at, updated_at, depth, line, "
+    "specimen{1}) SELECT '{0}', agent, version, tenant, queue, input_digest, 'waiting', seq, head, epoch, created_at, updated_at, depth, line, "
+    "'{{}}'{2} FROM perdure_runs WHERE run_id = 'r'"
+)
 TOMBSTONE = """
 INSERT INTO perdure_pruned (number, run_id, status, events, agent, tenant, head, created_at, finished_at, pruned_at, by)
 SELECT t.number, t.run_id, t.status, t.events, 'a', 't', coalesce(r.head, ''), 1, 1, 1, 'ann'
@@ -151,10 +156,25 @@ FORBIDDEN = [
     ("perdure_runs_identity", "UPDATE perdure_runs SET target = '/tmp/other.py:x' WHERE run_id = 'r'", "first event says of a run stays"),
     ("perdure_runs_identity", "UPDATE perdure_runs SET run_id = 'mine' WHERE run_id = 'r'", "first event says of a run stays"),
     ("perdure_runs_identity", "UPDATE perdure_runs SET tenant = 'mine' WHERE run_id = 'r'", "first event says of a run stays"),
+    ("perdure_runs_specimen", "UPDATE perdure_runs SET specimen = '{}' WHERE run_id = 'r'", "a specimen stays as it was imported"),
+    ("perdure_runs_specimen", "UPDATE perdure_runs SET epoch = 9 WHERE run_id = 'copy'", "a specimen stays as it was imported"),
+    ("perdure_runs_specimen_rests", COPY.format("other", ", ready_at", ", 1"), "a specimen is never driven"),
+    ("perdure_runs_specimen_rests", COPY.format("other", ", holder", ", 'w'"), "a specimen is never driven"),
+    ("perdure_runs_specimen_family", COPY.format("copy/undo", "", "").replace("'{}'", "NULL"), "a specimen is never driven"),
+    (
+        "perdure_inbox_specimen",
+        "INSERT INTO perdure_inbox (run, event_id, ts, data) SELECT id, '', 1, '' FROM perdure_runs WHERE run_id = 'copy'",
+        "a specimen takes no post",
+    ),
+    (
+        "perdure_approvals_specimen",
+        "UPDATE perdure_approvals SET status = 'approved' WHERE approval = 'copied'",
+        "an approval of a specimen is never decided",
+    ),
     ("perdure_runs_no_delete", "DELETE FROM perdure_runs WHERE run_id = 'done'", "stay together"),
     ("perdure_runs_no_truncate", "TRUNCATE perdure_runs CASCADE", "stay together"),
-    ("perdure_approvals_settled", "UPDATE perdure_approvals SET status = 'pending'", "settled stays so"),
-    ("perdure_approvals_settled", "UPDATE perdure_approvals SET status = 'approved'", "settled stays so"),
+    ("perdure_approvals_settled", "UPDATE perdure_approvals SET status = 'pending' WHERE approval <> 'copied'", "settled stays so"),
+    ("perdure_approvals_settled", "UPDATE perdure_approvals SET status = 'approved' WHERE approval <> 'copied'", "settled stays so"),
     ("perdure_approvals_no_delete", "DELETE FROM perdure_approvals", "stays with its run"),
     (
         "perdure_pruned_true",
@@ -176,7 +196,11 @@ FORBIDDEN = [
     ("perdure_artifact_chunks_no_update", "TRUNCATE perdure_artifact_chunks", "does not change"),
     ("perdure_artifacts_open", ARTIFACT.format("b" * 32, "r"), "moved 1 there"),
     ("perdure_runs_open", "UPDATE perdure_runs SET ready_at = 1 WHERE run_id = 'nobody'", "moved 1 there"),
-    ("perdure_inbox_open", "INSERT INTO perdure_inbox (run, event_id, ts, data) SELECT id, '', 1, '' FROM perdure_runs", "moved 1 there"),
+    (
+        "perdure_inbox_open",
+        "INSERT INTO perdure_inbox (run, event_id, ts, data) SELECT id, '', 1, '' FROM perdure_runs WHERE run_id = 'r'",
+        "moved 1 there",
+    ),
     ("perdure_approvals_open", "UPDATE perdure_approvals SET note = 'x' WHERE approval = 'none'", "moved 1 there"),
     ("perdure_notices_open", "UPDATE perdure_notices SET next_at = 0", "moved 1 there"),
     (
@@ -190,12 +214,17 @@ FORBIDDEN = [
 
 @pytest.fixture
 def lived(store: PostgresStore) -> PostgresStore:
-    """A journal with a finished run, a running one, an approval that was used, and a tombstone of another journal's."""
+    """A journal with a finished run, a running one, an approval that was used, a tombstone of another journal's, and a specimen."""
     store.append([hold_one(store, "done", worker="w1").append(RunSucceeded(payload(1)), row=RowChange("succeeded"))])
     approved(store).write(starting("ap"), call=1)
     with raw(store.url) as outside:
         outside.execute(TOMBSTONE.format("VALUES (NULL::bigint, 'old', 'succeeded', 1)").encode())
         outside.execute(ARTIFACT.format("a" * 32, "done").encode())
+        outside.execute(COPY.format("copy", "", "").encode())
+        outside.execute(
+            b"INSERT INTO perdure_approvals (run, approval, seq, call, action, asked_at, status, deciders)"
+            b" SELECT id, 'copied', 1, 1, 'a', 1, 'pending', '[]' FROM perdure_runs WHERE run_id = 'copy'"
+        )
     return store
 
 
@@ -241,10 +270,44 @@ def test_a_trigger_that_is_missing_switched_off_or_changed_is_named(store: Postg
         outside.execute(f"DROP TRIGGER {trigger} ON {table}".encode())
         outside.execute(made.encode())
         assert store.problems() == []
+        for spoil in (
+            f"DROP TRIGGER {trigger} ON {table}",
+            f"ALTER TABLE {table} DISABLE TRIGGER {trigger}",
+            f"DROP TRIGGER {trigger} ON {table}; {tame}",
+        ):
+            outside.execute(spoil.encode())
+            (named,) = store.restore_schema(check=True)
+            assert store.problems() == [f"{named}{CHANGED}"]
+            assert store.restore_schema() == [named]
+            assert (store.problems(), store.restore_schema()) == ([], [])
+            assert outside.execute(found.encode(), (trigger, table)).fetchone() == (made,)
 
 
 def problem(trigger: str, table: str, what: str) -> str:
-    return f"the trigger {trigger} on {table} {what}: the database was changed by hand; find out what else was changed"
+    return f"the trigger {trigger} on {table} {what}{CHANGED}"
+
+
+def test_an_index_that_is_missing_is_named_and_made_again(store: PostgresStore) -> None:
+    with raw(store.url) as outside:
+        sql = b"SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema() AND indexdef LIKE 'CREATE INDEX%' ORDER BY 1"
+        made = outside.execute(sql).fetchall()
+        assert len(made) >= 15
+        for name, _ in made:
+            outside.execute(f"DROP INDEX {name}".encode())
+        assert sorted(problem.split()[2] for problem in store.problems()) == [name for name, _ in made]
+        assert len(store.restore_schema()) == len(made)
+        assert outside.execute(sql).fetchall() == made
+    assert store.problems() == []
+
+
+def test_a_trigger_whose_function_is_gone_is_not_made_again_alone(store: PostgresStore) -> None:
+    with raw(store.url) as outside:
+        outside.execute("DROP FUNCTION perdure_refuse CASCADE")
+    with pytest.raises(StoreCorrupt, match=r"the function that it calls is gone too .*; nothing was changed"):
+        store.restore_schema()
+
+
+CHANGED = ": the database was changed by hand; `perdure migrate` makes it again, and find out what else was changed"
 
 
 @pytest.mark.parametrize("function", [name for name in FUNCTIONS if name not in ("perdure_json", "perdure_key")])  # those are no guards

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 from msgspec import structs
 
-from perdure.core.codec import Payload, pack
+from perdure.core.codec import Payload, encode, pack
 from perdure.core.events import (
     AnyBody,
     ApprovalDecided,
@@ -221,6 +221,20 @@ def test_crashes_are_counted_until_there_is_progress() -> None:
     assert fold(journal(CRASHED, TimerFired(1))).crashes == 0
     assert fold(journal(CRASHED, RunReleased("waiting", "timer", 5))).crashes == 0
     assert fold(journal(CRASHED, AttentionNeeded("poison", "x"), RunRequeued("ann"))).crashes == 0
+
+
+@pytest.mark.parametrize("lost", [ToolCallFailed, ToolCallInDoubt])
+def test_an_attempt_that_came_further_than_those_before_is_progress(lost: type) -> None:
+    def reported(part: int) -> tuple[int, AnyBody]:
+        progress = pack(encode({"part": part}))[0]
+        return 1, ToolCallFailed(BROKEN, progress=progress) if lost is ToolCallFailed else ToolCallInDoubt(1, "lost", progress=progress)
+
+    again = (1, start())
+    assert fold(journal(again, CRASHED, reported(7))).crashes == 0, "the first part that was reported"
+    assert fold(journal(again, CRASHED, reported(7), again, CRASHED, reported(9))).crashes == 0
+    assert fold(journal(again, CRASHED, reported(7), again, CRASHED, reported(7))).crashes == 1
+    back = fold(journal(again, CRASHED, reported(7), again, CRASHED, reported(2), again, CRASHED, reported(5)))
+    assert (back.crashes, back.crashes_alone) == (2, 2), "the furthest part counts, not the last one"
 
 
 def test_deaths_that_no_other_run_can_be_blamed_for_are_counted_apart() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -13,7 +15,7 @@ from tests.conformance.suite import AT_ONCE_US, LEASE_US, T0, Held, found, hold_
 from tests.unit.store_tools import FaultyDisk, raw
 
 from perdure.core.events import Failure, RunFailed, RunReopened, ThoughtRecorded
-from perdure.errors import Conflict, StoreUnavailable
+from perdure.errors import Conflict, StoreCorrupt, StoreUnavailable
 from perdure.store.api import Committed, Refused, Reopen, RowChange
 from perdure.store.open import open_store
 from perdure.store.sqlite.store import SqliteStore
@@ -42,6 +44,25 @@ def test_after_a_failed_fsync_the_append_is_not_acknowledged_and_the_same_one_go
     assert len(store.read("r")) == 2
     assert store.append([append]) == [Committed()]
     assert store.read("r")[-1].event_id == append.events[-1].event.event_id
+
+
+def test_a_file_whose_last_pages_are_missing_is_damaged_and_another_try_does_not_help(tmp_path: Path) -> None:
+    """As after a power loss, on a disk that did not sync a checkpoint. SQLite reads the pages of a long text past its cache: a short read."""
+    whole, short = tmp_path / "whole" / "journal.db", tmp_path / "short" / "journal.db"
+    whole.parent.mkdir()
+    with closing(SqliteStore("sqlite:", whole)) as store:
+        store.append([hold_one(store, "r").append(ThoughtRecorded("long" * 100_000))])
+        with closing(raw(whole)) as other:
+            assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall() == [(0, 0, 0)]
+            other.execute("CREATE TABLE later (x)")  # in the log: page 1, with the size of the database
+        shutil.copytree(whole.parent, short.parent)
+    (short.parent / "journal.db-shm").unlink()
+    os.truncate(short, os.path.getsize(short) - 10 * 8192)
+    with (
+        pytest.raises(StoreCorrupt, match=r"is damaged .*pages are missing.*restore a backup"),
+        closing(SqliteStore("sqlite:", short)) as opened,
+    ):
+        opened.read("r")
 
 
 def test_a_connection_whose_commit_failed_is_not_used_again(store: SqliteStore, disk: FaultyDisk) -> None:

@@ -343,7 +343,7 @@ def test_an_undo_of_what_is_just_being_pruned_is_refused(stores: tuple[SqlStore,
         families = pruning._locked(cursor, ["r"])
         beside.append(Beside(lambda: other.create_run(undo_of("r"))))
         assert beside[0].waits()
-        pruning._delete(cursor, families, {"status": None, "now": NOW, "by": "ann"})
+        pruning._delete(cursor, families, {"status": None, "now": NOW, "by": "ann"}, at_once=False)
 
     store._database.write(prune_and_look_away, lambda cursor, _: True)
     assert isinstance(beside[0].done(), Conflict)

@@ -13,6 +13,7 @@ from tests.unit.store_tools import first_line, output, python, raw
 
 from perdure.core.events import ThoughtRecorded
 from perdure.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable, StoreVersion
+from perdure.store.api import Committed
 from perdure.store.open import open_store, sqlite_path
 from perdure.store.sqlite.migrate import APPLICATION_ID, MIGRATIONS
 from perdure.store.sqlite.owner import holds_journal
@@ -82,6 +83,19 @@ def test_the_log_stays_short_so_that_commits_soon_write_over_it(tmp_path: Path) 
     for number in range(400):
         store.create_run(new_run(f"r{number}"))
     assert 0 < (tmp_path / "journal.db-wal").stat().st_size < 4_000_000
+    store.close()
+
+
+def test_the_log_is_three_times_as_long_while_commits_are_large(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/journal.db")
+    log, runs = tmp_path / "journal.db-wal", [hold_one(store, f"r{number}") for number in range(120)]
+    assert log.stat().st_size < 4_000_000
+    for _ in range(30):
+        appends = [held.append(ThoughtRecorded("x" * 500)) for held in runs]
+        assert store.append(appends) == [Committed()] * len(runs)
+        for held, append in zip(runs, appends, strict=True):
+            held.seq, held.head = held.seq + 1, append.events[-1].hash
+    assert 6_000_000 < log.stat().st_size < 12_000_000  # 960 pages of 8 KiB, and one commit more
     store.close()
 
 

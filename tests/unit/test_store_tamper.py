@@ -155,7 +155,28 @@ def test_a_guard_that_is_missing_or_was_changed_is_named(store: Store, path: Pat
     other.execute(guard.replace("SELECT raise", "SELECT 1 WHERE 0 AND raise"))
     (problem,) = store.problems()
     assert problem.startswith(f"the trigger {name} is not the one that perdure makes")
-    other.execute(f"DROP TRIGGER {name}")
-    other.execute(guard)
+    assert store.restore_schema(check=True) == [problem.partition(":")[0]]
+    assert store.problems() == [problem]
+    assert store.restore_schema() == [problem.partition(":")[0]]
+    assert (store.problems(), store.restore_schema()) == ([], [])
+    other.close()
+
+
+def test_all_triggers_indexes_and_views_can_be_made_again_and_a_table_cannot(store: Store, path: Path) -> None:
+    hold_one(store, "r")
+    objects = "SELECT type, name, sql FROM sqlite_schema WHERE name LIKE 'perdure\\_%' ESCAPE '\\' AND type <> 'table' ORDER BY type, name"
+    other = raw(path)
+    made = other.execute(objects).fetchall()
+    assert {kind for kind, _, _ in made} == {"trigger", "index", "view"}
+    for kind, name, _ in made:
+        other.execute(f"DROP {kind} {name}")
+    assert len(store.problems()) == len(made)
+    assert all("`perdure migrate` makes it again" in problem for problem in store.problems())
+    assert len(store.restore_schema()) == len(made)
+    assert other.execute(objects).fetchall() == made
     assert store.problems() == []
+    other.execute("DROP TABLE perdure_turns; DROP TRIGGER perdure_runs_finished")
+    with pytest.raises(StoreCorrupt, match="the table perdure_turns is missing: nothing was changed"):
+        store.restore_schema()
+    assert "restore it from a backup" in "".join(store.problems())
     other.close()

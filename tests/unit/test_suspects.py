@@ -16,7 +16,7 @@ from tests.unit.postgres_tools import empty
 from perdure import Budget, Call, Outcome, Perdure, Run, agent, tool
 from perdure.cli import cli
 from perdure.core.events import Event, RunClaimed
-from perdure.core.suspects import ANY_SIZE, Group, is_poison, largest_group
+from perdure.core.suspects import ANY_SIZE, Group, goes_further, is_poison, largest_group
 from perdure.engine.clock import Clock
 from perdure.inspect.health import Check, check_runs
 from perdure.inspect.text import sentence
@@ -47,6 +47,34 @@ A1 = Served("a", "1")
 )
 def test_a_run_is_poison_after_so_many_deaths_of_which_some_met_it_alone(crashes: int, alone: int, limit: int, poison: bool) -> None:
     assert is_poison(crashes, alone, limit) is poison
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "further"),
+    [
+        (None, 0, True),  # the first that was reported
+        (None, "page 1", True),
+        (5, 6, True),
+        (5, 5, False),
+        (5, 4.5, False),
+        (5, 5.5, True),
+        ({"part": 5, "of": 9}, {"part": 6, "of": 9}, True),
+        ({"part": 5, "of": 9}, {"part": 5, "of": 9}, False),
+        ({"part": 5, "seen": 9}, {"part": 6, "seen": 8}, False),  # one further, one back
+        ({"part": 5, "etag": "a"}, {"part": 6, "etag": "b"}, True),
+        ({"part": 5}, {"part": 6, "etag": "b"}, False),  # another thing is counted
+        (["a"], ["a", "b"], True),
+        (["a", "b"], ["c"], False),
+        ([1, 5], [1, 6], True),
+        ([1, 5], [2, 4], False),
+        ("page 1", "page 2", False),
+        (False, True, False),
+        (5, None, False),
+        (5, {"part": 6}, False),
+    ],
+)
+def test_progress_is_further_only_if_that_is_certain(before: object, now: object, further: bool) -> None:
+    assert goes_further(before, now) is further
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class File:
         return scope.function not in self._inside
 
     def shared(self, node: ast.AST, scope: Scope) -> Scope | None:
-        """The scope that binds this name. None if the scope ends with the run, for a builtin, and for another node."""
+        """The scope that binds this name, if that scope outlives a run. None for a builtin, and for other nodes."""
         if not isinstance(node, ast.Name):
             return None
         home = scope.home(node.id)

@@ -88,7 +88,7 @@ class BoundNames:
         return self.made_by(binding.value, binding.scope, deep - 1) or self.annotated(binding)
 
     def annotated(self, binding: Binding) -> str:
-        """The dotted name of the annotated class. The same for `Path`, `"Path"`, `Path | None`, `Optional[Path]`."""
+        """The dotted name of the annotated class; the same for `Path`, `"Path"`, `Path | None`, `Optional[Path]`."""
         annotation = plain_annotation(binding.annotation)
         if isinstance(annotation, ast.Subscript):
             annotation = annotation.value

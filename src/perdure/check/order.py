@@ -88,7 +88,7 @@ class Sets:
         return (is_set and self._is_filled(name, scope)) or self.is_unordered(binding.value, binding.scope, deep - 1)
 
     def _is_filled(self, name: str, scope: Scope) -> bool:
-        """Does the code add an element that is not stable? For `seen = set()`, nothing else shows the elements."""
+        """Does the code add an element that is not stable? Of a set that begins as `set()`, only this is known."""
         home = scope.home(name)
         return home is not None and not self._stable_added.get((home, name), True)
 

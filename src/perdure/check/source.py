@@ -108,8 +108,8 @@ def decode(data: bytes) -> str:
 def _declared_encoding(data: bytes) -> str | None:
     """The encoding that the first or the second line declares in a comment (PEP 263).
 
-    tokenize.detect_encoding does not help: from Python 3.14 on it decodes these lines itself, and if it fails, it tells
-    neither the encoding nor the byte.
+    tokenize.detect_encoding does not help: from Python 3.14 on it decodes these lines itself, and if that fails, its
+    error names neither the encoding nor the byte.
     """
     for line in data.split(b"\n", 2)[:2]:
         declared = _DECLARATION.match(line)

@@ -65,7 +65,7 @@ class Leaving:
         return _worst([self._block(body), self._block(orelse)])
 
     def _try(self, node: ast.Try | ast.TryStar) -> Way:
-        """The way of a `try` in the handler. Its `except` blocks handle other errors, so only "lost" matters there."""
+        """The Way of a `try` in the handler. Its `except` blocks handle other errors: only "lost" matters there."""
         last = self._block(node.finalbody)
         if last != "through":
             return last

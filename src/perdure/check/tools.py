@@ -19,7 +19,7 @@ _MAKES_TEXT = frozenset(("builtins.str", "builtins.repr", "builtins.format"))
 _PARTS = (ast.FormattedValue, ast.JoinedStr, ast.BinOp, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred, ast.keyword, ast.IfExp)
 
 
-# -- Does a keyed tool use its key? To print the key, or to assign the key to a name that is not used, is no use
+# -- Does a keyed tool use its key? Printing the key, or assigning it to a name that is not used, does not count
 
 
 def uses_key(names: BoundNames, function: Function, parameter: str) -> bool:

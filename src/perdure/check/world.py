@@ -2,8 +2,8 @@
 
 A name in NAMES is wrong wherever an agent uses the name. A name in CALLS is wrong where an agent calls the name. A
 module in MODULES is wrong if an agent calls something in the module, or a method of an object that the module made. A
-name in FEW_ARGUMENTS is wrong if an agent calls it with fewer arguments than this number: without the argument, the
-function uses the clock or randomness.
+name in FEW_ARGUMENTS is wrong if an agent calls it with fewer arguments than the number that is listed there: without
+the argument, the function uses the clock or randomness.
 """
 
 from __future__ import annotations

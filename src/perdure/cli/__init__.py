@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "show": ("perdure.cli.show", "The state of a run, now or as of an event."),
     "events": ("perdure.cli.events", "The journal of a run."),
     "why": ("perdure.cli.why", "One page: done, in doubt, waiting, never started, and what to type next."),
+    "inspect": ("perdure.cli.inspect_run", "The tasks, lines and variables of an agent at an event."),
     "trace": ("perdure.cli.trace", "The causal chain from the beginning to an event, with the decisions on the way."),
     "approvals": ("perdure.cli.approvals", "Approvals that wait for a decision."),
     "approve": ("perdure.cli.approve", "Approve what an approval proposes."),
@@ -38,10 +39,15 @@ VERBS: dict[str, tuple[str, str]] = {
     "cancel": ("perdure.cli.cancel", "Ask a run to stop."),
     "undo": ("perdure.cli.undo", "Undo the calls of a finished run whose tools have compensate hooks."),
     "replay": ("perdure.cli.replay", "Check recorded runs against this code."),
+    "fork": ("perdure.cli.fork", "Rehearse a recorded run from any event on, without effects: what would it do?"),
+    "diff": ("perdure.cli.diff", "Compare two runs: calls, results, outcome, cost."),
+    "whatif": ("perdure.cli.whatif", "Rehearse many recorded runs with this code, prompt or model, without effects."),
     "check": ("perdure.cli.check", "Find code that would break replay, without running it."),
     "crashtest": ("perdure.cli.crashtest", "Kill an agent at each of its boundaries, and check that its run survives."),
     "verify": ("perdure.cli.verify", "Check the hash chain of one run or of all."),
-    "export": ("perdure.cli.export", "Write a run to one portable file: to verify, replay or test it."),
+    "sign": ("perdure.cli.sign", "Sign the heads of all runs, so that history cannot be rewritten unseen."),
+    "export": ("perdure.cli.export", "Write a run to one portable file: to look at, verify, replay or test it."),
+    "import": ("perdure.cli.import_run", "Take an exported run into this journal, to look at it: it is never driven."),
     "audit": ("perdure.cli.audit", "What happened in all runs, as JSON lines."),
     "costs": ("perdure.cli.costs", "What runs have used: calls, time, tokens, money."),
     "doctor": ("perdure.cli.doctor", "Check the database, the workers and this machine."),
@@ -56,7 +62,7 @@ VERBS: dict[str, tuple[str, str]] = {
 # Words that users of other tools type → what perdure has instead. docs/glossary.md has the terms.
 _LIST, _EVENTS, _SHOW = "perdure list", "perdure events RUN", "perdure show RUN"
 _CANCEL = "perdure cancel RUN, or with --force without its agent; a worker drains after SIGTERM"
-_AT = "the state after any event: perdure show RUN --at SEQ; the events: perdure events RUN"
+_AT = "the state after any event: perdure show RUN --at SEQ; its lines and variables: perdure inspect RUN --at SEQ"
 _UNDO = "perdure undo RUN undoes what a finished run has done, as far as its tools say how"
 _ANEW = "a run that has ended stays so; begin another one: perdure run TARGET --id NEW_ID"
 _WORKERS = "perdure list --workers shows the workers with their leases, and the queues"
@@ -66,11 +72,17 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("status", "state", "describe", "get", "query"), f"{_SHOW} shows one run, {_LIST} all of them"),
     **dict.fromkeys(("history", "log", "logs", "journal", "event"), f"{_EVENTS} shows the journal; a worker logs to its stderr"),
     **dict.fromkeys(("tail", "watch", "follow"), f"{_EVENTS} --follow"),
-    **dict.fromkeys(("inspect", "explain", "debug"), f"perdure why RUN says what to do; {_SHOW} shows its state, {_EVENTS} its journal"),
+    "explain": f"perdure why RUN says what to do; {_SHOW} shows its state, {_EVENTS} its journal",
+    **dict.fromkeys(("debug", "pdb", "stack", "locals", "breakpoint"), "perdure inspect RUN --at SEQ shows lines and variables; --pdb"),
     **dict.fromkeys(("effects", "calls", "steps", "activities"), f"{_SHOW} shows every call with its result"),
     **dict.fromkeys(("checkpoint", "checkpoints", "snapshot", "snapshots"), f"every step is recorded without a command; {_AT}"),
     **dict.fromkeys(("time-travel", "timetravel", "rewind", "at"), _AT),
-    **dict.fromkeys(("fork", "branch", "clone", "reset"), f"a run is not forked; {_AT}; {_ANEW}"),
+    **dict.fromkeys(("branch", "clone"), f"perdure fork RUN --at SEQ rehearses a run from any event on; {_AT}; {_ANEW}"),
+    **dict.fromkeys(("compare", "delta"), "perdure diff RUN RUN"),
+    **dict.fromkeys(
+        ("simulate", "rehearse", "dry-run", "eval", "backtest"), "perdure fork RUN for one run, perdure whatif TARGET for many"
+    ),
+    "reset": f"{_AT}; {_ANEW}",
     **dict.fromkeys(("lease", "leases", "heartbeat", "heartbeats", "workers", "queues", "queue"), _WORKERS),
     **dict.fromkeys(("kill", "stop", "abort", "terminate", "end"), _CANCEL),
     **dict.fromkeys(("rollback", "revert", "compensate", "saga"), _UNDO),
@@ -90,13 +102,12 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("adopt", "upgrade-run", "patch"), "perdure resume RUN TARGET --adopt"),
     **dict.fromkeys(("init", "upgrade", "setup", "createdb"), "perdure migrate makes the journal, or brings its schema up to date"),
     **dict.fromkeys(("delete", "rm", "remove", "gc", "clean", "vacuum"), "perdure prune --older-than 90d deletes runs that ended long ago"),
-    **dict.fromkeys(("move", "mv", "import"), "perdure copy --from URL --to URL moves a journal"),
+    **dict.fromkeys(("move", "mv"), "perdure copy --from URL --to URL moves a journal"),
     **dict.fromkeys(("backup", "dump", "save"), "perdure export RUN makes a file of one run; docs/operating.md has backups"),
     **dict.fromkeys(("health", "diagnose", "info"), "perdure doctor checks the database, the workers and this machine"),
     **dict.fromkeys(("cost", "usage", "spend"), "perdure costs"),
     **dict.fromkeys(("lint", "validate"), "perdure check FILE"),
     **dict.fromkeys(("test", "chaos"), "perdure crashtest TARGET kills an agent at every boundary"),
-    "help": "perdure --help, or perdure VERB --help",
     "version": "perdure --version",
 }
 
@@ -112,6 +123,12 @@ class Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(VERBS[name][0]).command
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`perdure help VERB` is `perdure VERB --help`, and `perdure help` is `perdure --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:2], "--help"]
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]

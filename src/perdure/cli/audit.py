@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from itertools import chain
 from typing import get_args
@@ -20,11 +21,22 @@ POLL_S = 0.25
 TYPES = sorted([*(str(kind.__struct_config__.tag) for kind in get_args(AnyBody)), PRUNED])
 
 
-@click.command("audit")
+class _EventType(click.Choice[str]):
+    """A type of events. The list is long, so an error names only the closest types."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in TYPES:
+            near = difflib.get_close_matches(value, TYPES, n=3) or [name for name in TYPES if value and value in name][:3]
+            meant = f"; close to it: {', '.join(near)}" if near else ""
+            raise InvalidInput(f"--type: there is no type of events {value!r:.60}{meant}; perdure audit --help ends with all types")
+        return value
+
+
+@click.command("audit", epilog=f"The types of events: {', '.join(TYPES)}.")
 @common.optional_run_argument
 @click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
 @click.option("--agent", metavar="NAME", help="Only runs of this agent.")
-@click.option("--type", "types", metavar="TYPE", multiple=True, type=click.Choice(TYPES), help="Only events of this type; may be repeated.")
+@click.option("--type", "types", metavar="TYPE", multiple=True, type=_EventType(TYPES), help="Only events of this type; may be repeated.")
 @click.option("--since", metavar="T", help="Only events from then on: an ISO time (UTC if it names no zone), or 15m, 2h, 1d ago.")
 @click.option("--until", metavar="T", help="Only events up to then: a time as for --since.")
 @click.option("--payloads", is_flag=True, help="Also print arguments, results, input and output, which may be secret.")

@@ -274,6 +274,17 @@ def note(line: str) -> None:
         pass
 
 
+def with_progress(items: Iterable[T], total: int) -> Iterator[T]:
+    """The items, with a progress bar on stderr if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    with click.progressbar(length=total, file=sys.stderr) as bar:
+        for item in items:
+            yield item
+            bar.update(1)
+
+
 def coloured() -> bool:
     """Does stdout show colours? Only if stdout is a terminal, NO_COLOR is not set, and TERM is not "dumb"."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -100,7 +100,7 @@ def _service(store: Reading, now: int, lease_us: int) -> Iterator[Check]:
 def _undos(store: Reading) -> Check:
     """Is an undo unfinished, with no holder? No worker serves an undo, so the user must run `perdure undo` again."""
     open_ = [one for one in get_args(Status) if one not in FINISHED]
-    rows = (row for one in open_ for row in all_rows(store, Filter(one)) if row.holder is None)
+    rows = (row for one in open_ for row in all_rows(store, Filter(one)) if row.holder is None and row.specimen is None)
     left = [undone for row in rows if (undone := undone_by(row.run_id)) is not None]
     if not left:
         return Check("undo", "ok", "no undo is unfinished")

@@ -27,7 +27,7 @@ from perdure.core.machine import CallTool
 from perdure.core.replay import Frontier
 from perdure.core.state import CallState, RunState, fold
 from perdure.engine.api import Reading
-from perdure.errors import AlreadyRunning, Conflict, PerdureError, StoreUnavailable, WrongVersion
+from perdure.errors import AlreadyRunning, Conflict, PerdureError, StoreCorrupt, StoreUnavailable, WrongVersion
 from perdure.inspect.replay import Different, Same, compare
 from perdure.inspect.text import clip, plural
 from perdure.inspect.view import begins_later
@@ -378,6 +378,9 @@ async def _show(app: Perdure, run_id: str) -> None:
             common.note(common.clean(f"  {said}"))
 
 
+_ENDS: dict[type, str] = {RunSucceeded: "succeeded", RunFailed: "failed", RunCancelled: "cancelled"}
+
+
 # -- how the run ended ------------------------------------------------------------------------------------------------
 def finish(app: Perdure, row: RunRow, *, as_json: bool, url: str | None) -> int:
     """Print the run's output. If there is no output, print why, and what to type. Return the exit code."""
@@ -411,7 +414,17 @@ def _stuck(app: Perdure, row: RunRow, child: RunRow, url: str | None) -> str:
 
 
 def _last_event(app: Perdure, row: RunRow) -> Event | None:
-    return app.reading.read(row.run_id, after=row.seq - 1)[0] if row.status in FINISHED else None
+    """The terminal event of a finished run; None if the run has not finished. StoreCorrupt if the row was edited."""
+    if row.status not in FINISHED:
+        return None
+    last = next(iter(app.reading.read(row.run_id, after=row.seq - 1)), None)
+    if last is None or _ENDS.get(type(last.body)) != row.status:
+        ends = "has no such event" if last is None else f"is {last.type}"
+        raise StoreCorrupt(
+            f"run {row.run_id} is {row.status} by its row, and event {row.seq} of its journal {ends}: the row was edited",
+            hint=f"write the row again from the journal: {shell.command('verify', row.run_id)} --repair",
+        )
+    return last
 
 
 def _output(app: Perdure, last: Event | None) -> Any:

@@ -18,6 +18,7 @@ from perdure.cli.target import Target, load_target, recorded_target, with_childr
 from perdure.errors import InvalidInput, UnknownAgent
 from perdure.inspect.export import Exported, export_run
 from perdure.inspect.newfile import new_file, require_new
+from perdure.inspect.redact import MIN_CHARS, read_rules
 from perdure.inspect.text import plural
 from perdure.inspect.view import require
 from perdure.testing.regression import check_places, source_of_test
@@ -32,17 +33,28 @@ if TYPE_CHECKING:
 @common.run_argument
 @click.argument("target", metavar="[TARGET]", required=False)
 @click.option("-o", "--output", metavar="FILE", help="The file to write. Default: stdout.")
+@click.option(
+    "--redact",
+    "redact",
+    multiple=True,
+    metavar="RULES",
+    help="Replace values before the file is written: key:NAME, path:A.B.*, text:REGEX, or a file with one rule on each line. Can be repeated.",
+)
 @click.option("--test", metavar="FILE.py", help="Also write a test that TARGET still does what this run did; the export goes beside it.")
 @common.url_option
-def command(run_id: str, target: str | None, output: str | None, test: str | None, url: str | None) -> None:
-    """Write RUN, its children and its undo to one file, which `verify --export` and `replay --export` read.
+def command(run_id: str, target: str | None, output: str | None, redact: tuple[str, ...], test: str | None, url: str | None) -> None:
+    """Write RUN, its children and its undo to one file, which `import`, `verify --export` and `replay --export` read.
 
-    The file has what the journal has, arguments, results and artifacts included: it is as confidential as the database. No file
-    is overwritten. With --test the code is loaded and compared once: code 7, and nothing is written, when the code
+    The file has what the journal has, arguments, results and artifacts included: it is as confidential as the database. With
+    --redact, values are replaced by [redacted] everywhere, and artifacts are left out; read docs/incidents.md before you
+    rely on it. No file is overwritten. With --test the code is loaded and compared once: code 7, and nothing is written, when the code
     already does something else.
     """
     if target is not None and test is None:
         raise InvalidInput(f"export {run_id} {target}: the code is only needed for a test: --test tests/test_run.py")
+    if redact and test is not None:
+        raise InvalidInput("--redact does not go with --test: a test compares the recorded values with those of the code")
+    rules = read_rules(redact) if redact else None
     settings = common.settings_with(url=url)
     with common.existing_runs(url) as store:
         row = require(store, run_id)
@@ -52,11 +64,13 @@ def command(run_id: str, target: str | None, output: str | None, test: str | Non
             _with_test(store, row, where, Path(test), Path(output) if output else Path(test).with_suffix(".perdure.jsonl"))
         elif output is None:
             # The lines are ASCII. So they are safe on a terminal, and the encoding of a pipe cannot change them.
-            export_run(store, run_id, lambda line: common.out(line[:-1].decode()))
+            done = export_run(store, run_id, lambda line: common.out(line[:-1].decode()), rules)
+            _note_redacted(done)
         else:
             with new_file(Path(output)) as file:
-                done = export_run(store, run_id, file.write)
+                done = export_run(store, run_id, file.write, rules)
             common.out(common.clean(f"{output}: {_summary(done)}"))
+            _note_redacted(done)
 
 
 def _with_test(store: Reading, row: RunRow, where: str, test: Path, export: Path) -> None:
@@ -137,8 +151,25 @@ def _on(row: RunRow) -> str:
     return datetime.fromtimestamp(row.created_at / 1e6, UTC).strftime("%Y-%m-%d")
 
 
+def _note_redacted(done: Exported) -> None:
+    if done.redacted is None:
+        return
+    if not done.redacted:
+        common.note("nothing was redacted: no rule matches anything in this run")
+    else:
+        common.note(f"{plural(done.redacted, 'value was', 'values were')} redacted; look into the file before you hand it out")
+    if done.short:
+        common.note(
+            f"{plural(done.short, 'redacted value has', 'redacted values have')} fewer than {MIN_CHARS} characters: replaced only where a "
+            "rule has found them, not in other texts"
+        )
+    if done.left_out:
+        common.note(f"{plural(done.left_out, 'artifact was', 'artifacts were')} left out: their bytes cannot be redacted")
+
+
 def _summary(done: Exported) -> str:
     below = f" and {plural(done.runs - 1, 'run')} below it" if done.runs > 1 else ""
     blobs = f", {plural(done.blobs, 'blob')}" if done.blobs else ""
     blobs += f", {plural(done.artifacts, 'artifact')}" if done.artifacts else ""
-    return f"run {done.run_id}{below}, {plural(done.events, 'event')}{blobs}"
+    copy = "" if done.redacted is None else " (a redacted copy)"
+    return f"run {done.run_id}{below}, {plural(done.events, 'event')}{blobs}{copy}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +35,8 @@ class _Schema(NamedTuple):
 def command(check: bool, url: str | None, as_json: bool) -> int:
     """Migrate the schema to this perdure's version, or make the journal if there is none: the file, or the tables.
 
-    Opening a database does the same; this prints the versions.
+    Opening a database does the same; this prints the versions. Triggers and indexes of the schema that are missing or were
+    changed by hand are made again, which opening a database does not do.
     """
     settings = common.settings_with(url=url)
     look = _postgres if is_postgres(settings.url) else _sqlite
@@ -43,17 +45,24 @@ def command(check: bool, url: str | None, as_json: bool) -> int:
         raise StoreVersion(
             f"{before.where} has schema version {before.version}, this perdure knows {before.latest}: upgrade perdure, nothing was changed"
         )
-    if not check:
-        # Opening the database migrates it, with one transaction for each version.
-        common.open_with(settings).close()
+    restored: list[str] = []
+    if not check or before.version == before.latest:
+        # Opening the database migrates it, with one transaction for each version. With --check there is nothing to migrate.
+        with closing(common.open_with(settings)) as store:
+            restored = store.restore_schema(check=check)
     after = before if check else look(settings)
+    up_to_date = after.version == after.latest and not (check and restored)
     if as_json:
         place = "database" if is_postgres(settings.url) else "file"
-        versions = {"from": before.version, "to": after.version, "latest": after.latest, "up_to_date": after.version == after.latest}
-        common.out_json({place: before.where, **versions})
+        versions = {"from": before.version, "to": after.version, "latest": after.latest, "up_to_date": up_to_date}
+        common.out_json({place: before.where, **versions, "to_restore" if check else "restored": restored})
     else:
-        common.out(common.clean(_line(before, after)))
-    return common.SUCCEEDED if after.version == after.latest else common.DIFFERENT
+        common.out(common.clean(_line(before, after, current=not restored)))
+        for words in restored:
+            common.out(common.clean(f"{before.where}: {words}: {'nothing was changed: perdure migrate' if check else 'made again'}"))
+        if restored and not check:
+            common.note(f"perdure: the database was changed by hand; find out what else was changed: perdure verify{common.url_words(url)}")
+    return common.SUCCEEDED if up_to_date else common.DIFFERENT
 
 
 def _postgres(settings: Settings) -> _Schema:
@@ -87,10 +96,10 @@ def sqlite_version(path: Path) -> int:
         raise translated(error, str(path)) from None
 
 
-def _line(before: _Schema, after: _Schema) -> str:
+def _line(before: _Schema, after: _Schema, *, current: bool) -> str:
     where, latest = before.where, before.latest
     if before.version == latest:
-        return f"{where}: schema version {latest}, up to date"
+        return f"{where}: schema version {latest}{', up to date' if current else ''}"
     if before.version == 0:
         made = f"made a journal, schema version {latest}"
         return f"{where}: {made}" if after.version == latest else f"{where}: there is no journal; nothing was changed: perdure migrate"

@@ -7,12 +7,14 @@ from typing import get_args
 import click
 import msgspec
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.times import parse_past
 from perdure.cli.who import os_user
-from perdure.errors import InvalidInput
+from perdure.errors import Conflict, InvalidInput
 from perdure.inspect.artifacts import orphans as lost
 from perdure.inspect.text import plural
+from perdure.inspect.view import require
 from perdure.store import pruning
 from perdure.store.api import FINISHED, Pruned, Status
 from perdure.store.artifacts import sweep
@@ -31,24 +33,42 @@ _ENDED = tuple(status for status in get_args(Status) if status in FINISHED)
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N families.")
 @click.option("--orphans", is_flag=True, help="Instead: delete artifacts that no event names, of calls that have ended.")
+@click.option(
+    "--specimen", "specimens", multiple=True, metavar="RUN", help="Instead: delete this specimen and the runs below it. Can be repeated."
+)
 @click.option("--dry-run", is_flag=True, help="Only print how much would be deleted.")
 @common.url_option
 @common.json_option
-def command(age: str | None, statuses: str, limit: int | None, orphans: bool, dry_run: bool, url: str | None, as_json: bool) -> None:
+def command(
+    age: str | None,
+    statuses: str,
+    limit: int | None,
+    orphans: bool,
+    specimens: tuple[str, ...],
+    dry_run: bool,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Delete runs that ended long ago, each with its children, its undo and its artifacts: all of them or none.
 
     A family with an unfinished run, or with a notice that was not sent, is never deleted. A tombstone of each run
     stays: the id is not used again, and `show` says when the run was pruned. An artifact that another family got with its
     input stays until that family is pruned. Bytes outside of the database are deleted by this command, so it needs the
-    same folder or bucket as the workers.
+    same folder or bucket as the workers. A specimen (perdure import) is never pruned by its age: name it with --specimen. It
+    leaves no tombstone, since nothing was done under its id here.
     """
+    if specimens:
+        if age is not None or orphans:
+            raise InvalidInput("prune --specimen deletes imported copies, however old; leave --older-than and --orphans out")
+        _prune_specimens(specimens, url, dry_run, as_json)
+        return
     if orphans:
         if age is not None:
             raise InvalidInput("prune --orphans deletes artifacts that no event names, however old; leave --older-than out")
         _prune_orphans(url, dry_run, as_json)
         return
     if age is None:
-        raise InvalidInput("say what to prune: --older-than 90d, or --orphans")
+        raise InvalidInput("say what to prune: --older-than 90d, --orphans, or --specimen RUN")
     wanted = _statuses(statuses)
     with common.existing_store(url) as store:
         before = parse_past(age, common.now_at(store), "--older-than")
@@ -74,6 +94,32 @@ def command(age: str | None, statuses: str, limit: int | None, orphans: bool, dr
     blobs += f", {plural(done.artifacts, 'artifact')}" if done.artifacts else ""
     what = f"{plural(done.families, 'family', 'families')}, {plural(done.runs, 'run')}, {plural(done.events, 'event')}{blobs}"
     common.out(f"{'would prune' if dry_run else 'pruned'} {what} that ended before {common.iso(before)}")
+
+
+def _prune_specimens(roots: tuple[str, ...], url: str | None, dry_run: bool, as_json: bool) -> None:
+    with common.existing_store(url) as store:
+        for root in roots:
+            row = require(store, root)
+            if row.specimen is not None and "/" in root:
+                raise InvalidInput(
+                    f"specimen {root} is part of a family; delete the family: --specimen {shell.quote(root.partition('/')[0])}"
+                )
+            if row.specimen is None:
+                raise Conflict(
+                    f"run {root} is no specimen: it ran in this journal, and nothing was deleted; prune it by age: --older-than 90d"
+                )
+        families = len(set(roots))
+        done = Pruned(families, 0, 0, 0)
+        if not dry_run:
+            done = store.delete_specimens(sorted(set(roots)), by=os_user(), now=common.now_at(store))
+            sweep(store)
+    if as_json:
+        common.out_json({"dry_run": dry_run, "specimens": sorted(set(roots)), **msgspec.to_builtins(done)})
+        return
+    what = f"; {plural(done.runs, 'run')}, {plural(done.events, 'event')} are gone" if not dry_run else ""
+    common.out(
+        common.clean(f"{'would delete' if dry_run else 'deleted'} {plural(families, 'specimen')}: {', '.join(sorted(set(roots)))}{what}")
+    )
 
 
 def _prune_orphans(url: str | None, dry_run: bool, as_json: bool) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 import msgspec
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children
 from perdure.engine.api import Reading
@@ -29,21 +33,31 @@ if TYPE_CHECKING:
 @click.argument("words", nargs=-1, required=True, metavar="RUN [TARGET]")
 @click.option("--export", "file", metavar="FILE", help="Check the runs in a file of `perdure export`; all arguments are TARGETs then.")
 @click.option("--all", "every", is_flag=True, help="Check every run of the agents of TARGET, instead of one RUN.")
+@click.option("--live-only", is_flag=True, help="With --all: only unfinished runs, with a verdict for each. A check before a deploy.")
 @click.option("--tools", metavar="FILE.py", help="If TARGET is a plan: the file with its tools.")
 @common.url_option
 @common.json_option
-def command(words: tuple[str, ...], file: str | None, every: bool, tools: str | None, url: str | None, as_json: bool) -> int:
+def command(
+    words: tuple[str, ...], file: str | None, every: bool, live_only: bool, tools: str | None, url: str | None, as_json: bool
+) -> int:
     """Check recorded runs against this code: RUN [TARGET], --all TARGET, or --export FILE TARGET.
 
     Nothing is performed or written. With --all, finished runs of another declared version are left out: a new version
     may change things on purpose. Code 7 when the code asks for something else than a journal has.
+
+    With --all --live-only, every unfinished run gets a verdict: it goes on with this code; it goes on if this version
+    adopts it; or it diverges, and then needs the version that it has. Code 7 if a run diverges.
     """
     settings = common.settings_with(url=url)
     guard()  # also in a replay, an agent must not do I/O
+    if live_only and not every:
+        raise InvalidInput("--live-only goes with --all: perdure replay --all --live-only TARGET")
     if file is not None:
         if every:
             raise InvalidInput("--all means the runs of a database, and --export those of a file; give one of them")
         return _exported(file, words, tools, settings, as_json)
+    if live_only:
+        return _before_a_deploy(words, tools, settings, url, as_json)
     different = total = passed_over = 0
     with common.existing_runs(url) as store:
         for row, agent in _every(store, words, tools) if every else _one(store, words, tools, settings, common.url_words(url)):
@@ -91,6 +105,85 @@ def _exported(file: str, words: tuple[str, ...], tools: str | None, settings: Se
         else:
             common.out(common.clean(_line(found, run, agent)))
     return common.DIFFERENT if different else common.SUCCEEDED
+
+
+Verdict = Literal["goes on", "goes on if adopted", "diverges"]
+
+
+def _before_a_deploy(words: tuple[str, ...], tools: str | None, settings: Settings, url: str | None, as_json: bool) -> int:
+    """Replay every unfinished run with this code, and say for each what a deploy of this code would mean for it."""
+    counts: Counter[Verdict] = Counter()
+    with common.existing_runs(url) as store:
+        live = [(row, agent) for row, agent in _every(store, words, tools) if row.status not in FINISHED and row.specimen is None]
+        found: Iterator[Same | Different] = (_compare(store, row, agent, settings) for row, agent in live)
+        if len(live) >= _MANY and (cores := len(os.sched_getaffinity(0))) > 1:
+            found = _in_processes(live, words, tools, url, cores)
+        for (row, agent), one in zip(live, common.with_progress(found, len(live)), strict=True):
+            verdict: Verdict = "diverges" if not one.same else "goes on" if row.version == agent.version else "goes on if adopted"
+            counts[verdict] += 1
+            if as_json:
+                versions = {"version": row.version, "this_version": agent.version}
+                common.out_json({**msgspec.to_builtins(one), "verdict": verdict, **versions})
+            elif verdict != "goes on" and counts[verdict] <= common.most_shown():
+                for line in _verdict(verdict, one, row, agent, common.url_words(url)):
+                    common.out(common.clean(line))
+    if not as_json:
+        counted = ", ".join(
+            f"{counts[verdict]:,} {_WORDS[verdict][counts[verdict] != 1]}" for verdict in get_args(Verdict) if counts[verdict]
+        )
+        common.out(f"{plural(len(live), 'unfinished run')}{f': {counted}' if counted else ''}")
+    return common.DIFFERENT if counts["diverges"] else common.SUCCEEDED
+
+
+_WORDS: dict[Verdict, tuple[str, str]] = {
+    "goes on": ("goes on with this code", "go on with this code"),
+    "goes on if adopted": ("goes on if this version adopts it", "go on if this version adopts them"),
+    "diverges": ("diverges", "diverge"),
+}
+_MANY = 64  # for fewer runs, the start of more processes would cost more than it saves
+
+
+def _verdict(verdict: Verdict, found: Same | Different, row: RunRow, agent: Agent[Any, Any], options: str) -> Iterator[str]:
+    if isinstance(found, Same):
+        yield f"run {row.run_id} ({row.status}): has version {row.version}; this code is {agent.version} and asks for the same calls"
+        yield f"    adopt it: {shell.command('resume', row.run_id)} --adopt{options}"
+        return
+    place = "" if found.seq is None else f" at event {found.seq}"
+    yield f"run {row.run_id} ({row.status}): diverges{place}; it needs version {row.version}"
+    if found.seq is None:
+        yield f"    {found.difference}"
+    else:
+        yield f"    journal: {found.recorded or 'nothing'}"
+        yield f"    code:    {found.asked or 'nothing'}"
+
+
+def _in_processes(
+    live: Sequence[tuple[RunRow, Agent[Any, Any]]], words: tuple[str, ...], tools: str | None, url: str | None, cores: int
+) -> Iterator[Same | Different]:
+    """The same comparisons, in several processes: a replay is work for the processor."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    # Not fork: the target's code may have started threads.
+    with ProcessPoolExecutor(cores, get_context("spawn"), _begin_process, (words, tools, url)) as pool:
+        yield from pool.map(_compare_there, [(row.run_id, agent.name) for row, agent in live], chunksize=8)
+
+
+_here: dict[str, Any] = {}  # in a process of `_in_processes`: the agents, and how to read the journal
+
+
+def _begin_process(words: tuple[str, ...], tools: str | None, url: str | None) -> None:
+    guard()
+    opened = ExitStack()
+    _here["store"] = opened.enter_context(common.existing_runs(url))
+    _here["agents"] = {loaded.agent.name: loaded.agent for target in words for loaded in load_targets(target, tools)}
+    _here["settings"] = common.settings_with(url=url)
+    _here["opened"] = opened  # closed with the process
+
+
+def _compare_there(which: tuple[str, str]) -> Same | Different:
+    run_id, agent = which
+    return _compare(_here["store"], require(_here["store"], run_id), _here["agents"][agent], _here["settings"])
 
 
 def _one(

@@ -13,10 +13,10 @@ from perdure.cli import common
 from perdure.cli.driving import check_version, drive_or_take_over, finish, log_to_stderr, what_resuming_does
 from perdure.cli.target import load_target, recorded_target, with_children
 from perdure.cli.who import os_user
-from perdure.core.events import Terminal
+from perdure.core.events import RunUnpaused, Terminal
 from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
-from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.errors import Conflict, InvalidInput, StoreCorrupt
 from perdure.inspect.text import plural
 from perdure.inspect.view import begins_later, require
 from perdure.settings import Settings
@@ -48,6 +48,7 @@ def command(
     log_to_stderr(logging.WARNING)
     with common.existing_runs(url) as store:
         row = require(store, run_id)
+        row.check_live()
         _check_not_ended(store, row)
         where = None if row.status in FINISHED else _where(store, row, target, tools, settings, url)
     # Load the target before asyncio.run: the import of a module may run a loop.
@@ -63,7 +64,7 @@ def _check_not_ended(store: Reading, row: RunRow) -> None:
         raise StoreCorrupt(
             f"run {row.run_id} has ended (event {last[-1].seq}, {last[-1].type}), and its row says {row.status}: the row was edited; "
             "nothing was written",
-            hint=f"{shell.command('verify', row.run_id)} tells more",
+            hint=f"write the row again from the journal: {shell.command('verify', row.run_id)} --repair",
         )
 
 
@@ -104,8 +105,18 @@ async def _resume(
         await check_version(app, row, given)
         if row.status == "needs_attention":
             await app.unpause(run_id, by=os_user(), note="perdure resume")
+        if begins_later(row, common.now_at(app.reading)):
+            await _record_early(app, run_id)
         await what_resuming_does(app, row)
         return finish(app, await drive_or_take_over(app, run_id, wait=wait), as_json=as_json, url=url)
+
+
+async def _record_early(app: Perdure, run_id: str) -> None:
+    """Record who begins the run before its time. The claim that follows begins it."""
+    try:
+        await app.engine.post(run_id, RunUnpaused(by=os_user(), note="perdure resume --now", early=True))
+    except Conflict:
+        pass  # it has begun meanwhile
 
 
 async def _adopt(app: Perdure, row: RunRow, given: str, *, url: str | None, as_json: bool) -> int:

@@ -15,9 +15,9 @@ from perdure.store.api import FINISHED, Filter, RunRow, Status, WorkerRow
 def gap(row: RunRow, workers: Sequence[WorkerRow]) -> str | None:
     """In a few words: why no worker drives the run now, or why no worker will drive the run when it is ready.
 
-    None if a worker drives the run or will drive the run, if the run has ended, or if the run is an undo.
+    None if a worker drives the run or will drive the run, if the run has ended, or if it is an undo or a specimen.
     """
-    if row.status in FINISHED or undone_by(row.run_id) is not None:
+    if row.status in FINISHED or undone_by(row.run_id) is not None or row.specimen is not None:
         return None  # no worker serves an undo: only `perdure undo` drives an undo
     if row.holder is None:
         return _lack(row, workers)

@@ -154,6 +154,14 @@ def _head(reading: RunView, url: str | None) -> list[str]:
         f"status   {reading.status}" + _about(reading, url),
         f"input    {shown(state.created.input, 200) if state.created else ''}",
     ]
+    imported = row.imported
+    if imported is not None:
+        lines.insert(
+            1,
+            f"specimen exported at {imported.exported_at}, imported at {common.iso(imported.imported_at)} by {imported.by}: nothing drives it",
+        )
+    if imported is not None and imported.original_head is not None:
+        lines.insert(2, f"redacted {plural(imported.redacted, 'value')} of the file; original head {imported.original_head}")
     if row.parent is not None:
         lines.insert(1, f"parent   {row.parent} (its call {row.parent_call})")
     if state.output is not None:

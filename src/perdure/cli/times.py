@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+from perdure.cli import common
 from perdure.core.times import LATEST_US, micros_of
 from perdure.errors import InvalidInput
 
@@ -27,6 +28,14 @@ def parse_future(text: str, now: int, option: str) -> int:
     return moment
 
 
+def parse_length(text: str, option: str) -> float:
+    """The length of time that the option names, such as 15m or 1h, in seconds. At least one second."""
+    length = _length_us(text)
+    if not length:
+        raise InvalidInput(f"{option} {text!r:.60} is no length of time; write 30s, 15m, 1h or 1d")
+    return length / 1e6
+
+
 def _length_us(text: str) -> int | None:
     found = _LENGTH.match(text)
     return int(found[1]) * _UNIT_S[found[2]] * 1_000_000 if found else None
@@ -39,4 +48,5 @@ def _moment(text: str, option: str) -> int:
         raise InvalidInput(f"{option} {text!r:.60} is not a time; write 15m, 2h, 1d, or an ISO time such as 2026-01-31T14:00Z") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
+        common.note(f"perdure: {option} {text} names no zone, and is taken as UTC: {moment:%Y-%m-%dT%H:%M:%SZ}")
     return micros_of(moment)

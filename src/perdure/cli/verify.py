@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import cast
 
 import click
@@ -10,11 +11,13 @@ import msgspec
 from msgspec import structs
 
 from perdure.cli import common
+from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.chain import chain_heads, chain_problems, missing_ends, read_heads
 from perdure.inspect.consistency import Relatives
 from perdure.inspect.repair import plan_repair
 from perdure.inspect.retention import pruned_runs
+from perdure.inspect.signed import NAMED, Book, PublicKey, kept_heads, signed_problems
 from perdure.inspect.text import plural
 from perdure.inspect.verify import Verdict, verify_run
 from perdure.inspect.view import all_rows, require
@@ -25,13 +28,24 @@ from perdure.store.api import Store
 @common.optional_run_argument
 @click.option("--heads", is_flag=True, help="Only print the heads of the journal-wide chain, to be kept in another place.")
 @click.option("--against", metavar="FILE", help="Also compare with heads of the chain that were kept in FILE.")
+@click.option("--signatures", metavar="FILE", help="Also compare with the statements that `perdure sign` has written to FILE.")
+@click.option("--public-key", metavar="FILE", help="With --signatures: the public key of the signer.")
 @click.option("--repair", is_flag=True, help="Write rows that contradict a sound journal again, from the journal. Asks first.")
 @click.option("--yes", is_flag=True, help="Repair without asking.")
 @click.option("--export", "file", metavar="FILE", help="Verify the runs in a file of `perdure export`, without a database.")
 @common.url_option
 @common.json_option
 def command(
-    run_id: str | None, file: str | None, heads: bool, against: str | None, repair: bool, yes: bool, url: str | None, as_json: bool
+    run_id: str | None,
+    file: str | None,
+    heads: bool,
+    against: str | None,
+    signatures: str | None,
+    public_key: str | None,
+    repair: bool,
+    yes: bool,
+    url: str | None,
+    as_json: bool,
 ) -> int:
     """Recompute the hash chain of RUN, or of every run, from the stored bytes.
 
@@ -44,13 +58,16 @@ def command(
     if yes and not repair:
         raise InvalidInput("--yes belongs to --repair: without it nothing is changed, and nothing is asked")
     if file is not None:
-        if run_id is not None or heads or against is not None or repair:
+        if run_id is not None or heads or against is not None or signatures is not None or repair:
             raise InvalidInput("give a run of the database, or a file: perdure verify RUN, or perdure verify --export FILE")
         return _exported(file, as_json)
-    if run_id is not None and (heads or against is not None):
-        raise InvalidInput("the heads are those of the whole journal: leave RUN out, or leave out --heads and --against")
+    if run_id is not None and (heads or against is not None or signatures is not None):
+        raise InvalidInput("heads and signatures are those of the whole journal: leave RUN out, or leave out these options")
+    if (signatures is None) != (public_key is None):
+        raise InvalidInput("--signatures FILE and --public-key FILE belong together: a statement counts if this key has signed it")
     kept = [] if against is None else read_heads(against)
-    bad = runs = events = 0
+    book = None if signatures is None or public_key is None else Book.read(Path(signatures), PublicKey.read(Path(public_key)))
+    bad = wrong_rows = runs = events = redacted = 0
     with common.existing_store(url) if repair else common.existing_runs(url) as store:
         if heads:
             for head in chain_heads(store):
@@ -61,29 +78,62 @@ def command(
         for row in [require(store, run_id)] if run_id is not None else all_rows(store):
             verdict = verify_run(store, row, relatives)
             ends = cut
-            if repair and verdict.projection:
+            redacted += verdict.original_head is not None
+            if repair and verdict.projection and row.specimen is None:
                 verdict = _repaired(cast(Store, store), verdict, yes, as_json)
                 ends = missing_ends(store, row.run_id)[0]
             if row.run_id in ends and (verdict.problem is None or verdict.projection):
                 verdict = structs.replace(verdict, problem=ends[row.run_id], projection=False)
             runs, events, bad = runs + 1, events + verdict.events, bad + (verdict.problem is not None)
+            wrong_rows += verdict.problem is not None and verdict.projection
             if as_json:
                 common.out_json(msgspec.to_builtins(verdict))
             elif verdict.problem is not None or run_id is not None:
                 common.out(common.clean(_line(verdict)))
+        kept += [] if book is None else kept_heads(book)
         problems = [*store.problems(), *deleted, *chain_problems(store, kept)] if run_id is None else []
+        problems += [] if book is None else _unsigned(store, str(signatures), book)
         pruned = pruned_runs(store)
     for problem in problems:
         if as_json:
             common.out_json({"run_id": None, "problem": problem})
         else:
             common.out(common.clean(problem))
+    if book is not None and not as_json:
+        common.out(common.clean(_told(str(signatures), book)))
     if run_id is None and not as_json:
-        written = f"{bad:,} not as they were written" if bad else "all as they were written"
+        damaged = bad - wrong_rows
+        found = [
+            *([f"{plural(damaged, 'journal is', 'journals are')} not as written"] if damaged else []),
+            *([f"{plural(wrong_rows, 'row contradicts its', 'rows contradict their')} sound journal"] if wrong_rows else []),
+        ]
+        written = ", ".join(found) or "all as they were written"
         whole = f"; {plural(len(problems), 'thing is', 'things are')} wrong with the database as a whole" if problems else ""
         gone = f"; {plural(pruned, 'run was', 'runs were')} pruned before" if pruned else ""
-        common.out(f"{plural(runs, 'run')}, {plural(events, 'event')}: {written}{whole}{gone}")
+        copies = (
+            f"; {plural(redacted, 'run is a redacted copy', 'runs are redacted copies')}, whose content cannot be verified"
+            if redacted
+            else ""
+        )
+        common.out(f"checked {plural(runs, 'run')} with {plural(events, 'event')}: {written}{copies}{whole}{gone}")
     return common.DIFFERENT if bad or problems else common.SUCCEEDED
+
+
+def _unsigned(store: Reading, file: str, book: Book) -> list[str]:
+    """What contradicts the statements. Only so many runs are named one by one."""
+    empty = None if book.statements else f"{file} holds no statement that this key has signed"
+    found = [problem for problem in (book.problem or empty,) if problem is not None]
+    wrong = list(signed_problems(store, book))
+    more = len(wrong) - NAMED
+    return [*found, *wrong[:NAMED], *([f"and {plural(more, 'more run')} that contradict the statements"] if more > 0 else [])]
+
+
+def _told(file: str, book: Book) -> str:
+    if not book.statements:
+        return f"{file}: no statement was compared"
+    last = book.statements[-1]
+    torn = f"; {plural(book.torn_bytes, 'byte')} after it are of a statement that was never finished" if book.torn_bytes else ""
+    return f"{file}: {plural(len(book.statements), 'statement')}, the last of {last.at} about {plural(last.runs, 'run')}{torn}"
 
 
 def _repaired(store: Store, verdict: Verdict, yes: bool, as_json: bool) -> Verdict:
@@ -136,6 +186,11 @@ def _exported(file: str, as_json: bool) -> int:
 
 
 def _line(verdict: Verdict) -> str:
+    if verdict.problem is None and verdict.original_head is not None:
+        return (
+            f"run {verdict.run_id}: redacted copy: content cannot be verified, original head {verdict.original_head}; "
+            f"all {verdict.events:,} events are as they were redacted"
+        )
     if verdict.problem is None:
         return f"run {verdict.run_id}: all {verdict.events:,} events are as they were written; head {verdict.head}"
     place = f", event {verdict.seq}" if verdict.seq is not None else ""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
+
 import click
 import msgspec
 
 from perdure import shell
 from perdure.cli import common
-from perdure.cli.target import words_for
+from perdure.cli.target import recorded_target, words_for
+from perdure.errors import PerdureError
 from perdure.inspect.cost import budget_words
+from perdure.inspect.inside import InspectedFrame, failing_frame, look_inside
 from perdure.inspect.text import clip, moment, place_words, plural, span
 from perdure.inspect.view import require
 from perdure.inspect.why.calls import CallInDoubt, Done
@@ -17,10 +23,17 @@ from perdure.inspect.why.page import FIRST_SHOWN, Open, Why, why
 from perdure.inspect.why.waiting import Asked, deciders, in_short
 from perdure.store.api import FINISHED
 
+if TYPE_CHECKING:
+    from perdure.engine.api import Reading
+    from perdure.settings import Settings
+    from perdure.store.api import RunRow
+
 KEY_SHOWN = 12
 AGAIN_SHOWN = 3
 APPROVALS_SHOWN = 5
 DIGEST_SHOWN = 12
+VARIABLES_SHOWN = 8
+VALUE_SHOWN = 100
 
 
 @click.command("why")
@@ -33,12 +46,25 @@ def command(run_id: str, url: str | None, as_json: bool) -> None:
     options = common.url_words(url)
     with common.existing_runs(url) as store:
         now = common.now_at(store)
-        code = words_for(store, require(store, run_id), settings.url)
-        page = why(store, run_id, now=now, settings=settings, options=options, code=code)
+        row = require(store, run_id)
+        code = words_for(store, row, settings.url)
+        failing = _failing(store, row, settings) if row.status == "failed" and not code else None
+        page = why(store, run_id, now=now, settings=settings, options=options, code=code, failing=failing)
     if as_json:
         common.out_json(msgspec.to_builtins(page))
     else:
         _print(page, now, options)
+
+
+def _failing(store: Reading, row: RunRow, settings: Settings) -> InspectedFrame | None:
+    """The line that failed and its variables, if the code that `resume` would load is still that of the run."""
+    from perdure.cli.inspect_run import opened_run  # imported only for runs that failed
+
+    try:
+        with redirect_stdout(sys.stderr), opened_run(store, row, recorded_target(store, row, settings.url), None, settings) as moment:
+            return failing_frame(look_inside(moment))
+    except PerdureError:
+        return None  # the code is gone, has another version, or asks for something else: the page is complete without it
 
 
 def _print(page: Why, now: int, options: str) -> None:
@@ -51,6 +77,8 @@ def _print(page: Why, now: int, options: str) -> None:
         common.out(common.clean(f"      {_held(page.holder, now)}"))
     for place in page.places:
         common.out(common.clean(f"      {place}"))
+    for line in _failed_line(page, options):
+        common.out(common.clean(f"      {line}"))
     if page.parent is not None:
         common.out(common.clean(f"child of run {page.parent} (its call {page.parent_call}): {shell.command('why', page.parent)}{options}"))
     if page.said:
@@ -92,6 +120,15 @@ def _held(holder: Holder, now: int) -> str:
             else f"lease until {until}; after that another worker may take over"
         )
     return f"held by {holder.name} {since}; {seen}; {lease}; {plural(holder.runs, 'run')} held in all"
+
+
+def _failed_line(page: Why, options: str) -> list[str]:
+    frame = page.failing
+    if frame is None:
+        return []
+    line = frame.source[frame.line - frame.first_line].strip() if frame.source else ""
+    variables = [f"  {one.name} = {clip(one.value, VALUE_SHOWN)}" for one in frame.variables[:VARIABLES_SHOWN]]
+    return [f"line {frame.line} of {frame.function}: {line}", *variables, f"  all of it: {shell.command('inspect', page.run_id)}{options}"]
 
 
 def _section(title: str, lines: list[str]) -> None:

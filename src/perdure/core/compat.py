@@ -8,12 +8,14 @@ running loop. perdure needs such a function because an agent's loop runs inside 
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import sys
 from asyncio.events import _get_running_loop as running_loop
 from asyncio.events import _set_running_loop as set_running_loop
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Iterator
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from typing import Any, NamedTuple
 
 
 def forgo_warning(task: asyncio.Task[Any]) -> None:
@@ -96,4 +98,87 @@ else:
         return task
 
 
-__all__ = ["begun", "disown", "forgo_warning", "running_loop", "set_current_task", "set_running_loop", "task_to_leave"]
+# -- looking at a task that waits ---------------------------------------------------------------------------------------------
+# `task.get_stack()` ends at the first async generator and does not say what the task waits for. So these functions
+# follow what each coroutine awaits. They only look: no code of the agent runs, and nothing is changed.
+_DEEPEST = 10_000
+_DRIVEN = (CoroutineType, AsyncGeneratorType, GeneratorType)
+
+
+def waiting_frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
+    """The frames of the coroutines of a task that waits, from the task's own coroutine to the innermost one."""
+    awaited: Any = task.get_coro()
+    for _ in range(_DEEPEST):
+        kind, frame = type(awaited), None
+        if kind is CoroutineType:
+            frame, awaited = awaited.cr_frame, awaited.cr_await
+        elif kind is AsyncGeneratorType:
+            frame, awaited = awaited.ag_frame, awaited.ag_await
+        elif kind is GeneratorType:
+            frame, awaited = awaited.gi_frame, awaited.gi_yieldfrom
+        elif awaited is None:
+            return
+        else:
+            # What `async for`, `anext`, `aclose` and `coroutine.__await__` give is an object of C without attributes.
+            # The garbage collector knows which coroutine or generator it drives.
+            awaited = next((one for one in gc.get_referents(awaited) if type(one) in _DRIVEN), None)
+        if frame is not None:
+            yield frame
+
+
+def waits_for(task: asyncio.Task[Any]) -> asyncio.Future[Any] | None:
+    """The future that wakes this task when it is done."""
+    future: asyncio.Future[Any] | None = task._fut_waiter  # type: ignore[attr-defined]
+    return future
+
+
+def gathered(future: asyncio.Future[Any]) -> list[asyncio.Future[Any]] | None:
+    """If the future comes from asyncio.gather: the futures and tasks that were gathered."""
+    return list(future._children) if isinstance(future, asyncio.tasks._GatheringFuture) else None  # type: ignore[attr-defined]
+
+
+def shielded(future: asyncio.Future[Any]) -> asyncio.Future[Any] | None:
+    """If the future comes from asyncio.shield: the future or task that is shielded."""
+    for callback, _ in future._callbacks or ():
+        code = getattr(callback, "__code__", None)
+        if code is not None and code.co_qualname == "shield.<locals>._outer_done_callback":
+            found: asyncio.Future[Any] = inspect.getclosurevars(callback).nonlocals["inner"]
+            return found
+    return None
+
+
+class TimerTarget(NamedTuple):
+    """What happens when a timer is due: a future is done (asyncio.sleep), or a task runs into its asyncio.timeout."""
+
+    future: Any
+    task: asyncio.Task[Any] | None
+
+
+def timer_target(timer: asyncio.TimerHandle) -> TimerTarget:
+    """What happens when this timer is due."""
+    owner = getattr(timer._callback, "__self__", None)  # type: ignore[attr-defined]
+    args = timer._args
+    return TimerTarget(args[0] if args else None, owner._task if isinstance(owner, asyncio.Timeout) else None)  # type: ignore[attr-defined]
+
+
+def tasks_of_group(group: asyncio.TaskGroup) -> list[asyncio.Task[Any]]:
+    """The tasks of the group that are not done."""
+    return list(group._tasks)
+
+
+__all__ = [
+    "TimerTarget",
+    "begun",
+    "disown",
+    "forgo_warning",
+    "gathered",
+    "running_loop",
+    "set_current_task",
+    "set_running_loop",
+    "shielded",
+    "task_to_leave",
+    "tasks_of_group",
+    "timer_target",
+    "waiting_frames",
+    "waits_for",
+]

@@ -366,6 +366,7 @@ class RunPaused(Body, frozen=True, tag="run_paused"):
 class RunUnpaused(Body, frozen=True, tag="run_unpaused"):
     by: str
     note: str | None = None
+    early: bool = False  # a run that had not begun: a person begins it before its `not_before`, with the claim that follows
 
 
 class RunAdopted(Body, frozen=True, tag="run_adopted"):

@@ -28,6 +28,7 @@ MAX_RETRY_AFTER_S = 86_400.0
 _NAME_CHARS = 200
 _BASES = 20
 _FRAMES = 5
+_LIBRARIES = (__file__.removesuffix("core/failures.py"), asyncio.__file__.removesuffix("asyncio/__init__.py"))
 _CHAIN = 10  # how many causes, and how many levels of exception groups, are followed
 
 # Exceptions about the connection or the service, by class name. A class is looked up before its bases.
@@ -283,11 +284,23 @@ def clean(text: str, limit: int) -> str:
 
 
 def _traceback(error: BaseException) -> str | None:
-    """The innermost frames, without source lines: the source files on disk may have changed since they were loaded."""
+    """The innermost frames, without source lines: the source files on disk may have changed since they were loaded.
+
+    If they are all of libraries, the first of them is replaced by the innermost frame of the user's own code.
+    """
     frames: deque[str] = deque(maxlen=_FRAMES)
+    own, inside = "", 0  # the innermost frame of the user's code, and how many frames are inside it
     step = error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
         frames.append(f"{code.co_filename}:{step.tb_lineno} in {code.co_qualname}")
+        own, inside = (own, inside + 1) if _is_library(code.co_filename) else (frames[-1], 0)
         step = step.tb_next
+    if own and inside >= _FRAMES:
+        frames[0] = own
     return clean("\n".join(frames), MAX_TRACEBACK_CHARS) if frames else None
+
+
+def _is_library(file: str) -> bool:
+    """Is the file part of perdure, of the standard library, or of an installed package?"""
+    return file.startswith(_LIBRARIES) or "-packages/" in file or file.startswith("<frozen ")

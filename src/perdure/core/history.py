@@ -19,11 +19,16 @@ number, above all numbers so far, and so a key of its own.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 
+from perdure.core import codec
+from perdure.core.codec import Payload
 from perdure.core.events import (
+    AnyBody,
     ApprovalDecided,
     ApprovalExpired,
     ApprovalRequested,
@@ -54,6 +59,7 @@ from perdure.core.events import (
     ToolCallProposed,
     ToolCallResolved,
 )
+from perdure.core.prompt_deltas import is_request, request_digest
 from perdure.core.state import RunState, is_certain_end, is_repeatable
 
 _STATED = frozenset(
@@ -130,6 +136,12 @@ class Earlier(Struct, frozen=True):
         int, list[Event]
     ] = {}  # number → the events that brought the outcome of the call, if it has one, and the edit of its arguments
 
+    def keep(self, event: Event) -> None:
+        """Keep an event about one of these calls until the agent makes the call again."""
+        assert event.call is not None
+        of_tool = isinstance(self.requests[event.call].body, ToolCallInitiated | ToolCallProposed)
+        _add_outcome(self.outcomes, event, of_tool=of_tool)
+
 
 class Branch(Struct, frozen=True):
     """A `run_reopened` that the agent knows."""
@@ -175,7 +187,7 @@ def history(events: Sequence[Event]) -> History:
         state.apply(event)
         if branches and event.call in branches[-1].earlier.requests and event.call not in again and type(body) is not CallRequestedAgain:
             # The agent has not made this superseded call again: what becomes of the call is kept for that moment.
-            add_outcome(branches[-1].earlier.outcomes, event, of_tool=event.call in state.calls)
+            branches[-1].earlier.keep(event)
             continue
         kept.append(event)
         if is_stated(event):
@@ -208,7 +220,7 @@ def _earlier(state: RunState, kept: Sequence[Event], requests: dict[int, Event],
     outcomes: dict[int, list[Event]] = {}
     for event in events:
         if event.call in again:
-            add_outcome(outcomes, event, of_tool=event.call in state.calls)
+            _add_outcome(outcomes, event, of_tool=event.call in state.calls)
     for number in again:
         call = state.calls.get(number)
         if number in outcomes and call is not None and not call.ended:  # it was attempted again since, and has no outcome yet
@@ -216,7 +228,7 @@ def _earlier(state: RunState, kept: Sequence[Event], requests: dict[int, Event],
     return Earlier(state.numbers, again, outcomes)
 
 
-def add_outcome(outcomes: dict[int, list[Event]], event: Event, *, of_tool: bool) -> None:
+def _add_outcome(outcomes: dict[int, list[Event]], event: Event, *, of_tool: bool) -> None:
     """Add the event to the outcome of its call, if it belongs to that."""
     assert event.call is not None
     edits = [one for one in outcomes.get(event.call, ()) if isinstance(one.body, ApprovalDecided)]
@@ -236,3 +248,64 @@ def _is_the_same(state: RunState, number: int) -> bool:
     # The approval of a call is used by its first attempt. So after a failure that proves that nothing happened, the
     # agent makes a new call, which needs an approval of its own.
     return not (call.phase == "failed" and call.approval is not None and is_repeatable(call) and not is_certain_end(call))
+
+
+class Superseded:
+    """Finds superseded calls by what they asked for. Each call is found once, the first one first."""
+
+    def __init__(self, requests: Mapping[int, Event], load: Callable[[Payload], bytes]) -> None:
+        self._load = load
+        self._exact: dict[tuple[str, str, str], deque[int]] = {}
+        self._inputs: dict[tuple[str, str], dict[int, Payload]] = {}  # (kind, name) → number → arguments
+        # (kind, name) → the digest of the arguments, in the form that today's signature gives them → numbers
+        self._rebound: dict[tuple[str, str], dict[str, deque[int]]] = {}
+        self._left = set(requests)
+        for number, event in sorted(requests.items()):
+            kind, name, digest, args = _request_of(event.body)
+            self._exact.setdefault((kind, name, digest), deque()).append(number)
+            if args is not None:
+                self._inputs.setdefault((kind, name), {})[number] = args
+
+    def take(self, kind: str, name: str, args: bytes, callee: Any, digest: str | None) -> int | None:
+        """The number of the superseded call that asked for the same; None if there is none."""
+        if not self._left:
+            return None
+        digest = codec.digest(args) if digest is None else digest
+        found = self._first(self._exact.get((kind, name, digest)))
+        if found is None and (kind, name) in self._inputs and getattr(callee, "rebind", None) is not None:
+            found = self._first(self._rebound_of(kind, name, callee).get(digest))
+        if found is not None:
+            self._left.remove(found)
+        return found
+
+    def _first(self, numbers: deque[int] | None) -> int | None:
+        while numbers:
+            number = numbers.popleft()
+            if number in self._left:
+                return number
+        return None
+
+    def _rebound_of(self, kind: str, name: str, callee: Any) -> dict[str, deque[int]]:
+        known = self._rebound.get((kind, name))
+        if known is None:
+            known = self._rebound[kind, name] = {}
+            for number, args in self._inputs[kind, name].items():
+                rebound = callee.rebind(self._load(args))
+                if rebound is not None:
+                    known.setdefault(codec.digest(rebound), deque()).append(number)
+        return known
+
+
+def _request_of(body: AnyBody) -> tuple[str, str, str, Payload | None]:
+    """(kind, name, digest, arguments) of an event that requests a call, an approval or a child."""
+    match body:
+        case ToolCallInitiated(args=Payload() as args) | ToolCallProposed(args=args):
+            if is_request(args):
+                return "model", "", request_digest(args), None
+            return "tool", body.tool, args.digest, args
+        case ApprovalRequested():
+            return "approval", body.action, body.digest, None
+        case ChildStarted():
+            return "child", body.agent, body.digest, body.input
+        case _:
+            raise AssertionError(body)

@@ -24,24 +24,14 @@ from typing import Any, Literal, NamedTuple, Protocol
 from msgspec import Struct
 
 from perdure.core import codec
-from perdure.core.agent_loop import AgentLoop, AgentTask
+from perdure.core.agent_loop import AgentLoop, AgentTask, Timer
 from perdure.core.approval import Approval, Decision, Outcome
 from perdure.core.codec import Payload
 from perdure.core.compat import running_loop, set_current_task, set_running_loop, task_to_leave
-from perdure.core.events import (
-    OF_MODEL,
-    AnyBody,
-    ApprovalRequested,
-    ChildStarted,
-    Event,
-    Failure,
-    PatchMarked,
-    ToolCallInitiated,
-    ToolCallProposed,
-)
+from perdure.core.events import OF_MODEL, AnyBody, Event, Failure, PatchMarked
 from perdure.core.failures import describe
-from perdure.core.history import Earlier, add_outcome
-from perdure.core.prompt_deltas import LONG_CHARS, Prompts, is_request, request_digest
+from perdure.core.history import Earlier, Superseded
+from perdure.core.prompt_deltas import LONG_CHARS, Prompts
 from perdure.errors import (
     BudgetExceeded,
     ChildFailed,
@@ -189,73 +179,23 @@ class Edit(NamedTuple):
     after: bytes
 
 
+class Standstill(NamedTuple):
+    """Where an agent stands between two activations, for inspection. Futures are named by their `id()`."""
+
+    main: AgentTask  # it may be done
+    tasks: list[AgentTask]  # the other tasks that are not done
+    calls: dict[int, int]  # future → the number of the call, approval or child whose end fulfils it
+    topics: dict[int, str]  # future → the topic of the signal that fulfils it
+    timers: list[Timer]
+    unread: dict[str, int]  # topic → how many signals have arrived and were not received
+
+
 class _Open(Struct):
     kind: Literal["tool", "approval", "child"]
     callee: Any  # the tool or the agent
     future: asyncio.Future[Any]
     input: bytes  # the input of an approval, or the arguments of a tool call
     result: Any  # the coroutine that the agent received
-
-
-class _Superseded:
-    """Finds superseded calls by what they asked for. Each call is found once, the first one first."""
-
-    def __init__(self, earlier: Earlier, load: Callable[[Payload], bytes]) -> None:
-        self._load = load
-        self._exact: dict[tuple[str, str, str], deque[int]] = {}
-        self._inputs: dict[tuple[str, str], dict[int, Payload]] = {}  # (kind, name) → number → arguments
-        # (kind, name) → the digest of the arguments, in the form that today's signature gives them → numbers
-        self._rebound: dict[tuple[str, str], dict[str, deque[int]]] = {}
-        self._left = set(earlier.requests)
-        for number, event in sorted(earlier.requests.items()):
-            kind, name, digest, args = _request_of(event.body)
-            self._exact.setdefault((kind, name, digest), deque()).append(number)
-            if args is not None:
-                self._inputs.setdefault((kind, name), {})[number] = args
-
-    def take(self, kind: str, name: str, args: bytes, callee: Any, digest: str | None) -> int | None:
-        """The number of the superseded call that asked for the same; None if there is none."""
-        if not self._left:
-            return None
-        digest = codec.digest(args) if digest is None else digest
-        found = self._first(self._exact.get((kind, name, digest)))
-        if found is None and (kind, name) in self._inputs and getattr(callee, "rebind", None) is not None:
-            found = self._first(self._rebound_of(kind, name, callee).get(digest))
-        if found is not None:
-            self._left.remove(found)
-        return found
-
-    def _first(self, numbers: deque[int] | None) -> int | None:
-        while numbers:
-            number = numbers.popleft()
-            if number in self._left:
-                return number
-        return None
-
-    def _rebound_of(self, kind: str, name: str, callee: Any) -> dict[str, deque[int]]:
-        known = self._rebound.get((kind, name))
-        if known is None:
-            known = self._rebound[kind, name] = {}
-            for number, args in self._inputs[kind, name].items():
-                rebound = callee.rebind(self._load(args))
-                if rebound is not None:
-                    known.setdefault(codec.digest(rebound), deque()).append(number)
-        return known
-
-
-def _request_of(body: AnyBody) -> tuple[str, str, str, Payload | None]:
-    """(kind, name, digest, arguments) of an event that requests a call, an approval or a child."""
-    match body:
-        case ToolCallInitiated(args=Payload() as args) | ToolCallProposed(args=args):
-            if is_request(args):
-                return "model", "", request_digest(args), None
-            return "tool", body.tool, args.digest, args
-        case ApprovalRequested():
-            return "approval", body.action, body.digest, None
-        case ChildStarted():
-            return "child", body.agent, body.digest, body.input
-        case _:
-            raise AssertionError(body)
 
 
 class Machine:
@@ -294,7 +234,7 @@ class Machine:
         self.prompts = Prompts()
         self.edits: dict[int, Edit] = {}  # calls whose arguments a person has edited
         self.earlier = Earlier()  # the superseded calls that the agent may make again, if the run was reopened
-        self._superseded: _Superseded | None = None
+        self._superseded: Superseded | None = None
 
     # -- for the run core and replay ----------------------------------------------------------------------------------
     def start(self, now: int) -> list[Command]:
@@ -328,7 +268,7 @@ class Machine:
 
         If the agent makes a call of `earlier` again, the call keeps its number. Other calls get new numbers.
         """
-        self.earlier, self._superseded, self._calls = earlier, _Superseded(earlier, load), earlier.last
+        self.earlier, self._superseded, self._calls = earlier, Superseded(earlier.requests, load), earlier.last
 
     def keeps(self, event: Event) -> bool:
         """Is the event about a superseded call that the agent has not made again? Then it is kept for that moment.
@@ -338,9 +278,7 @@ class Machine:
         number = event.call
         if number is None or number in self._open or number not in self.earlier.requests:
             return False
-        add_outcome(
-            self.earlier.outcomes, event, of_tool=isinstance(self.earlier.requests[number].body, ToolCallInitiated | ToolCallProposed)
-        )
+        self.earlier.keep(event)
         return True
 
     @property
@@ -465,6 +403,31 @@ class Machine:
     def timer_cause(self, timer: int) -> int:
         """The seq of the event that made the agent set this timer, which is pending."""
         return self._loop.timers[timer].cause
+
+    def standstill(self) -> Standstill:
+        """Where the agent stands now. The machine has been started; nothing of what is returned may be changed."""
+        assert self._main is not None, "a machine that has not started stands nowhere"
+        return Standstill(
+            self._main,
+            [task for task in self._loop.tasks.values() if task is not self._main],
+            {id(opened.future): number for number, opened in self._open.items()},
+            {id(signal): topic for topic, waiting in self._listening.items() for signal in waiting},
+            list(self._loop.timers.values()),
+            {topic: len(signals) for topic, signals in self._buffered.items() if signals},
+        )
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let code run as if the agent ran it, while no other loop is running: a tool that it calls is not performed.
+
+        For a person who looks at a machine with a debugger. What that code asks for is dropped with the machine.
+        """
+        assert running_loop() is None, "the agent's loop would replace a running loop"
+        set_running_loop(self._loop)
+        try:
+            yield
+        finally:
+            set_running_loop(None)
 
     # -- for the agent: tools, models, approvals, children, signals -----------------------------------------------------
     @property

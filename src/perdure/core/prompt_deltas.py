@@ -253,10 +253,13 @@ def is_request(args: Payload | None) -> bool:
 
 def request_digest(args: Payload) -> str:
     """The digest of a whole request, from its packed form. Works for inline payloads and blobs."""
-    assert is_request(args), args
     inline = args.inline
-    start = str(args.preview) if inline is None else inline[:_TELLS].decode()
-    return start[len('{"digest":"') :][:64]
+    return digest_in(str(args.preview).encode() if inline is None else inline)
+
+
+def digest_in(packed: bytes) -> str:
+    """The digest of the whole request, which stands at the beginning of its packed form."""
+    return packed[len(b'{"digest":"') :][:64].decode()
 
 
 def told(packed: bytes) -> PromptTold:
@@ -336,20 +339,24 @@ def unpack(number: int, packed: Callable[[int], bytes], answer: Callable[[int], 
 
     `packed`, `answer` and `text` are the functions of `Sources`.
     """
-    reader = _Reader(Sources(packed, answer, text))
-    try:
-        own = reader.own(number)
-        frame = own.fields["frame"] if "frame" in own.fields else reader.own(_before(own.fields["frame_of"], number)).fields["frame"]
-        whole = joined(frame, [codec.encode(message) for message in reader.messages(number, 0, own.messages)])
-        digest = str(own.fields["digest"])
-    except _DAMAGED as error:
-        raise StoreCorrupt(f"the request of call {number} cannot be made again: what the journal has of it is damaged ({error})") from None
+    whole, digest = rejoined(number, Sources(packed, answer, text))
     if codec.digest(whole) != digest:
         raise StoreCorrupt(
             f"the request of call {number} cannot be made again as it was: its digest is {digest[:12]}…, and what the journal has of it "
             f"comes to {codec.digest(whole)[:12]}…"
         )
     return whole
+
+
+def rejoined(number: int, sources: Sources) -> tuple[bytes, str]:
+    """The whole request of call `number`, and its recorded digest, which is not compared."""
+    reader = _Reader(sources)
+    try:
+        own = reader.own(number)
+        frame = own.fields["frame"] if "frame" in own.fields else reader.own(_before(own.fields["frame_of"], number)).fields["frame"]
+        return joined(frame, [codec.encode(message) for message in reader.messages(number, 0, own.messages)]), str(own.fields["digest"])
+    except _DAMAGED as error:
+        raise StoreCorrupt(f"the request of call {number} cannot be made again: what the journal has of it is damaged ({error})") from None
 
 
 def added(number: int, sources: Sources) -> list[Any]:

@@ -143,7 +143,7 @@ def retry_point(events: Sequence[Event], state: RunState | None = None) -> int:
         # The end of the run withdrew this approval: the agent has to ask again.
         cause = next(event.cause for event in requests if event.call == number)
         point = min(point, cause or point)
-    return _settled(past.events, point)
+    return settled(past.events, point)
 
 
 def _before_failure(past: History, state: RunState, requests: Sequence[Event], end: Event) -> int:
@@ -267,7 +267,7 @@ def _check(past: History, state: RunState, back_to: int, ended: Mapping[int, Chi
         raise InvalidInput(
             f"{_cannot(state, back_to)}: its cancel was requested at event {cancel}; go back to event {cancel - 1} or before"
         )
-    split = _split(past.events, back_to)
+    split = split_at(past.events, back_to)
     if split is not None:
         cause, first, last = split
         raise InvalidInput(
@@ -278,14 +278,14 @@ def _check(past: History, state: RunState, back_to: int, ended: Mapping[int, Chi
         raise Conflict(f"{_cannot(state, back_to)}: its child {alive[0]} was started after that and has not ended; cancel it first")
 
 
-def _settled(events: Sequence[Event], point: int) -> int:
+def settled(events: Sequence[Event], point: int) -> int:
     """The last event up to `point` to which the run can go back."""
-    while (split := _split(events, point)) is not None:
+    while (split := split_at(events, point)) is not None:
         point = split[0]
     return point
 
 
-def _split(events: Sequence[Event], point: int) -> tuple[int, int, int] | None:
+def split_at(events: Sequence[Event], point: int) -> tuple[int, int, int] | None:
     """(cause, first, last): statements of one activation that are before and after this point, if there are any."""
     spans: dict[int, tuple[int, int]] = {}
     for event in events:

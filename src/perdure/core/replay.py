@@ -134,11 +134,20 @@ def _settled(number: int, body: ApprovalDecided | ApprovalExpired | ApprovalWith
             return ApprovalSettled(number, "withdrawn", failure=refusal("withdrawn", None, None))
 
 
-def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], bytes], begun: Frontier | None = None) -> Frontier:
+def replay(
+    machine: Machine,
+    events: Sequence[Event],
+    load: Callable[[Payload], bytes],
+    begun: Frontier | None = None,
+    *,
+    until: int | None = None,
+) -> Frontier:
     """Bring a machine to the end of the journal, or raise Diverged at the first difference.
 
     The machine is new. Or it was kept when its run was parked: then `begun` is the frontier of that time, and `events`
-    are the events since.
+    are the events since. With `until`, the last event that is delivered is the event with this number, or an earlier
+    one. Pass all events up to the next `run_reopened` then, too: what the agent states after its last activation, and its
+    patches, are compared with the events that follow.
     """
     past = history(events)
     stated: dict[int, list[Event]] = {}
@@ -154,11 +163,15 @@ def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], 
     machine.patches |= {event.body.name for some in stated.values() for event in some if isinstance(event.body, PatchMarked)}
     frontier = Frontier({}, set(), []) if begun is None else begun
     with machine.replayed():
-        _replay(machine, past, stated, last, frontier, load, started=begun is not None)
+        _replay(machine, past, stated, last, frontier, load, until, started=begun is not None)
     machine.replaying = False
     if stated:
         first = min(stated.values(), key=lambda some: some[0].seq)[0]
-        raise _missing(first)
+        assert first.cause is not None
+        if until is None or first.cause <= until:
+            raise _missing(first)
+        if frontier.pending:
+            raise _unrecorded(frontier, first)
     return frontier
 
 
@@ -169,6 +182,7 @@ def _replay(
     last: int,
     frontier: Frontier,
     load: Callable[[Payload], bytes],
+    until: int | None,
     *,
     started: bool,
 ) -> None:
@@ -176,6 +190,8 @@ def _replay(
     branches = list(reversed(past.branches))
     for event in past.events:
         kind, seq = type(event.body), event.seq
+        if until is not None and seq > until:
+            return
         while branches and seq > branches[-1].stated:
             machine.reopen(branches.pop().earlier, load)
         source = event
@@ -232,13 +248,7 @@ def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event],
     if at < len(recorded):
         raise _missing(recorded[at])
     if at and frontier.pending and any(earlier != cause.seq for earlier, _ in frontier.pending):
-        earlier, command = frontier.pending[0]
-        raise Diverged(
-            f"the code asks for {_asked(command)} after event {earlier}, where the journal has nothing; the journal goes on with "
-            f"{_recorded(recorded[0].body, recorded[0].call)} at event {recorded[0].seq}",
-            seq=earlier,
-            call=command.number if isinstance(command, Asked) else None,
-        )
+        raise _unrecorded(frontier, recorded[0])
 
 
 def _without_old_marks(recorded: list[Event], commands: list[Command]) -> list[Event]:
@@ -253,6 +263,8 @@ def _different(command: Command, event: Event, load: Callable[[Payload], bytes])
         + _more_about(command, event, load),
         seq=event.seq,
         call=command.number if isinstance(command, Asked) else event.call,
+        recorded=_recorded(event.body, event.call),
+        asked=_asked(command) + _more_about(command, event, load),
     )
 
 
@@ -393,6 +405,7 @@ def _missing(event: Event) -> Diverged:
         f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code does not ask for it",
         seq=event.seq,
         call=event.call,
+        recorded=_recorded(event.body, event.call),
     )
 
 
@@ -401,6 +414,18 @@ def _beyond(command: Command, cause: Event, last: Event) -> Diverged:
         f"after event {cause.seq} the journal ends with {_recorded(last.body, last.call)} at event {last.seq}; the code also asks for {_asked(command)}",
         seq=last.seq,
         call=command.number if isinstance(command, Asked) else None,
+        asked=_asked(command),
+    )
+
+
+def _unrecorded(frontier: Frontier, then: Event) -> Diverged:
+    earlier, command = frontier.pending[0]
+    return Diverged(
+        f"the code asks for {_asked(command)} after event {earlier}, where the journal has nothing; the journal goes on with "
+        f"{_recorded(then.body, then.call)} at event {then.seq}",
+        seq=earlier,
+        call=command.number if isinstance(command, Asked) else None,
+        asked=_asked(command),
     )
 
 

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import repeat
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from msgspec import Raw, Struct, structs
 
@@ -32,7 +32,7 @@ from perdure.core import codec
 from perdure.core.agent_loop import DoesNotRest
 from perdure.core.approval import Expire, Withdraw
 from perdure.core.budget import NOTHING, Amounts, Charge, amounts_of, exceeded, most_of
-from perdure.core.codec import Payload
+from perdure.core.codec import Payload, decode
 from perdure.core.decide import (
     GiveUp,
     Park,
@@ -151,11 +151,14 @@ from perdure.core.steps import (
     TakePlace,
     Transaction,
 )
-from perdure.core.suspects import is_poison
+from perdure.core.suspects import goes_further, is_poison
 from perdure.errors import Diverged, InvalidInput, PerdureError, StoreUnavailable
 
 T = TypeVar("T")
 Asking = Generator[Question, Answer, T]  # a part of a turn: it may yield a question to the engine, and it returns T
+# A part of a turn that is done and has asked nothing. `yield from` takes any iterable, and an empty tuple costs less than
+# a generator. The functions of the common way of a call are plain functions that return this, or else a generator.
+_NO_QUESTION = cast("Asking[None]", ())
 _Decision = ApprovalVoted | ApprovalEscalated | ApprovalDecided | ApprovalExpired | ApprovalWithdrawn
 # Post that is read before the core decides about its call. Reason: an approval that was granted may have expired or
 # been withdrawn in the meantime. If the call were started first, the store would refuse the append that starts it.
@@ -226,6 +229,66 @@ class Over(Struct, frozen=True, gc=False):
 
 class RunCore:
     """One claimed run, from its claim to its release. `step` takes one input and returns what the engine has to do."""
+
+    # Slots: with more than 30 attributes, instances do not share the keys of their dicts. Then Python cannot cache the
+    # lookup of a method, and each run has a dict of its own that does not fit into the processor's cache.
+    __slots__ = (
+        "_approved",
+        "_arrived",
+        "_asked",
+        "_blobs",
+        "_budgets",
+        "_charged",
+        "_claimed_mono",
+        "_claimed_seq",
+        "_code",
+        "_compared",
+        "_consumed",
+        "_crowded",
+        "_cut_off",
+        "_dirty_since",
+        "_due",
+        "_durable_seq",
+        "_ended_mono",
+        "_events",
+        "_expiries",
+        "_hook_due",
+        "_hooks",
+        "_ids",
+        "_last_news",
+        "_ledgers",
+        "_left",
+        "_machine",
+        "_mono",
+        "_now",
+        "_obeying",
+        "_out",
+        "_places",
+        "_precious",
+        "_refused",
+        "_released",
+        "_running",
+        "_seen",
+        "_sent",
+        "_settings",
+        "_settling",
+        "_short",
+        "_short_before",
+        "_shown",
+        "_starting",
+        "_stored",
+        "_suspect",
+        "_turn",
+        "_unneeded",
+        "_unwanted",
+        "_urgent",
+        "_waits",
+        "_watch",
+        "_withdrawn",
+        "closing",
+        "run_id",
+        "state",
+    )
 
     def __init__(self, run_id: str, code: AgentCode, settings: RunSettings, ids: Iterator[str], blobs: Mapping[str, bytes]) -> None:
         self.run_id = run_id
@@ -304,7 +367,8 @@ class RunCore:
         """
         self._now, self._mono = now, mono
         out = self._out = Step()
-        kind, answer = type(given), None
+        kind = type(given)
+        answer: Answer | None = None
         if isinstance(given, AppendCommitted) and self._sent is not None:
             self._take_commit(given)
             if out.end is not None or (more and given.result is None):
@@ -325,13 +389,17 @@ class RunCore:
             if more or self._sent is not None or self._turn is not None or self.state.created is None:
                 return out  # `given` is kept until the next input, or an answer, or the journal arrives
             turn = self._go_on()
-        try:
-            if kind is LimitUnanswered:
-                out.question = turn.throw(given.error)  # type: ignore[union-attr]
-            else:
-                out.question = turn.send(answer)  # type: ignore[arg-type]  # None begins the turn
+        if answer is None:
+            # A turn that begins. Most turns ask nothing: `next` with a default is cheaper than a StopIteration.
+            out.question = next(turn, None)
+        else:
+            try:
+                out.question = turn.throw(answer.error) if isinstance(answer, LimitUnanswered) else turn.send(answer)
+            except StopIteration:
+                out.question = None
+        if out.question is not None:
             self._turn = turn
-        except StopIteration:
+        elif self._turn is not None:
             self._turn = self._ledgers = None
         return out
 
@@ -534,7 +602,7 @@ class RunCore:
             self.closing = PendingRelease("paused", f"a person who unpauses it; {state.paused.by} paused it")
         if watch is not None and watch.circling is not None:
             self._attend("circling", watch.circling)  # the previous worker died before it could release the run
-        elif is_poison(state.crashes, state.crashes_alone, self._settings.poison_limit):
+        elif not self._came_further() and is_poison(state.crashes, state.crashes_alone, self._settings.poison_limit):
             deaths = f"{state.crashes} workers in a row died while they drove this run, and no call ended in between"
             self._attend("poison", f"{deaths}; in {state.crashes_alone} of these deaths it was the worker's only suspect")
         else:
@@ -543,6 +611,10 @@ class RunCore:
             except Exception as error:
                 self._go_wrong(error)
         yield from self._go_on()
+
+    def _came_further(self) -> bool:
+        """Has an attempt that was cut off come further than the attempts before? The next event about its call records that."""
+        return any(goes_further(self.state.open[number].furthest, decode(progress)) for (number, _), progress in self._cut_off.items())
 
     def _rebuild(self, events: Sequence[Event]) -> Asking[None]:
         state = self.state
@@ -607,20 +679,19 @@ class RunCore:
         """
         machine = self._machine
         if self.closing is not None:
-            return
+            return _NO_QUESTION
         assert machine is not None
         source = source or event
         completion = completion or completion_of(source, self._load)
         if completion is None or machine.finished or machine.keeps(event):
-            return
+            return _NO_QUESTION
         machine.cause, machine.source = event.seq, source.seq
         commands = machine.deliver(event.ts, completion)
         if len(commands) > 1:
             # `Abandon` comes last. It may fail a call, that failure may end the run, and nothing can be recorded after
             # the end of the run.
             commands.sort(key=lambda command: isinstance(command, Abandon))
-        if commands:
-            yield from self._obey(list(zip(repeat(event.seq), commands)))
+        return self._obey(list(zip(repeat(event.seq), commands))) if commands else _NO_QUESTION
 
     def _obey(self, commands: Sequence[tuple[int, Command]]) -> Asking[None]:
         """Carry out commands of the machine.
@@ -681,23 +752,31 @@ class RunCore:
         tool, number = command.tool, command.number
         self._asked[number] = command
         if number <= self.state.numbers:
-            yield from self._request_again(number, cause)
-            return
+            return self._request_again(number, cause)
         if self.closing is not None:
             self._propose(command, cause, "handover")
-            return
+            return _NO_QUESTION
         if tool.approval is not None and (asks := tool.asks(command.args)) is not False:
             self._propose(command, cause, "approval")
-            yield from self._ask_for(command, asks)
-            return
-        barrier = None
+            return self._ask_for(command, asks)
         if tool.rate is not None or self._budgets:
-            barrier = yield from self._barrier(number, tool)
+            return self._call_within_limits(command, cause)
+        self._begin_first(command, cause)
+        return _NO_QUESTION
+
+    def _begin_first(self, command: CallTool, cause: int) -> None:
+        """Record the intent of the first attempt."""
+        tool, number = command.tool, command.number
+        key = self.state.keys.key(number, tool.name) if tool.shows_key else ""
+        self._initiate(tool, number, cause, effect=tool.effect, key=key, args=self._pack(command.args))
+        self._ready(self.state.calls[number])
+
+    def _call_within_limits(self, command: CallTool, cause: int) -> Asking[None]:
+        tool, number = command.tool, command.number
+        barrier = yield from self._barrier(number, tool)
         match barrier:
             case None:
-                key = self.state.keys.key(number, tool.name) if tool.shows_key else ""
-                self._initiate(tool, number, cause, effect=tool.effect, key=key, args=self._pack(command.args))
-                self._ready(self.state.calls[number])
+                self._begin_first(command, cause)
             case Later(at, has_place):
                 self._propose(command, cause, "rate" if tool.rate is not None else "budget", at if has_place else None)
                 self._waits[number] = at
@@ -1097,7 +1176,7 @@ class RunCore:
         asked: Any = self._asked[number]
         wanted = number not in self._unwanted
         progress = None if ended.progress is None else self._pack(ended.progress)
-        if isinstance(result, Returned | Unrecordable):
+        if isinstance(result, (Returned, Unrecordable)):
             # For an attempt that happened, the reported usage is charged. If the attempt reported no usage, its
             # estimate is charged.
             usage = call.estimate if ended.usage is None else ended.usage

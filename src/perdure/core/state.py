@@ -16,13 +16,13 @@ calls keep their states; only a call that failed may be tried again.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct, structs
 
 from perdure.core.approval import usable_until
 from perdure.core.budget import NOTHING, Amounts, amounts_of, most_of, rest_of
-from perdure.core.codec import Payload
+from perdure.core.codec import Payload, decode
 from perdure.core.events import (
     AnyBody,
     ApprovalDecided,
@@ -76,6 +76,7 @@ from perdure.core.events import (
 from perdure.core.events import Status as Status
 from perdure.core.failures import IN_DOUBT_KINDS
 from perdure.core.identity import CallKeys
+from perdure.core.suspects import goes_further
 from perdure.core.transitions import landing
 from perdure.errors import StoreCorrupt
 
@@ -167,6 +168,7 @@ class CallState(Struct, gc=False):
     worker_may_live: bool = False
     loose: bool = False  # some attempt may still be running: "not found" proves nothing about that attempt
     progress: Payload | None = None  # the last progress that an attempt reported and an event recorded
+    furthest: Any = None  # the furthest of these, decoded; see goes_further
     resolved_by: str | None = None
     approval: str | None = None  # the id of the call's approval, if the call needs an approval
     withdrawn: int = 0  # how many attempts never began although their intents were recorded
@@ -417,6 +419,14 @@ class RunState(Struct, gc=False, eq=False):
             self.crashes += 1
             self.crashes_alone += body.lost_with == 0
 
+    def _take_progress(self, call: CallState, progress: Payload | None) -> None:
+        if progress is None:
+            return
+        call.progress = progress
+        if (reported := progress.inline) is not None and goes_further(call.furthest, now := decode(reported)):
+            call.furthest = now
+            self.crashes = self.crashes_alone = 0
+
     def _reopen(self, event: Event, body: RunReopened) -> None:
         """Go back to `back_to` in everything that only the agent knows. The calls stay as they are in the world."""
         if self.status == "succeeded" or not 1 <= body.back_to < event.seq:
@@ -577,33 +587,47 @@ class RunState(Struct, gc=False, eq=False):
         body = event.body
         call = self.calls.get(number) or self._first(event, number)
         call.last_seq, call.last_ts = event.seq, event.ts
+        # Nearly all events are the intent or the result of a call: these two are asked for without the slower pattern matching.
+        if isinstance(body, ToolCallInitiated):
+            self._initiated(call, event, body)
+        elif isinstance(body, ToolCallCompleted):
+            self._move(call, event, "completed")
+            call.result, call.failure = body.result, body.failure
+            if body.progress is not None:
+                call.progress = body.progress
+            self._take_time(call, event.ts - call.started_at)
+            if body.usage is not None or call.estimate is not None or call.unsettled is not None:
+                self._settle_cost(call, body.usage)
+        else:
+            self._apply_rarer(call, event)
+        if call.phase in ENDED:
+            self.open.pop(number, None)
+            self.crashes = self.crashes_alone = 0
+
+    def _initiated(self, call: CallState, event: Event, body: ToolCallInitiated) -> None:
+        if call.phase == "started" and call.effect in ("once", "keyed"):
+            # The worker died inside the attempt, and the same key is sent again: the earlier attempt may have
+            # happened.
+            call.unsettled, call.doubtful = call.may_cost, True
+        self._move(call, event, "initiated")
+        ts = event.ts
+        if call.attempt == 0:
+            call.first_ts = ts  # the age of a key counts from its first attempt, not from the proposal
+        call.attempt, call.intent_seq = body.attempt, event.seq
+        call.timeout_s, call.settle_s = body.timeout_s, body.settle_s
+        call.retry_at = call.turn = None
+        call.has_reconcile, call.started_at, call.quiet_since = body.reconcile, ts, 0
+        call.keyless = body.keyless
+        if body.pinned is not None:
+            self.pins.setdefault(f"tool {body.tool}", body.pinned)
+        self.attempts += 1
+        call.estimate = body.estimate
+        if call.estimate is not None or call.reserved is not NOTHING or call.unsettled is not None:
+            self._hold(call)
+
+    def _apply_rarer(self, call: CallState, event: Event) -> None:
+        body = event.body
         match body:
-            case ToolCallInitiated():
-                if call.phase == "started" and call.effect in ("once", "keyed"):
-                    # The worker died inside the attempt, and the same key is sent again: the earlier attempt may have
-                    # happened.
-                    call.unsettled, call.doubtful = call.may_cost, True
-                self._move(call, event, "initiated")
-                if call.attempt == 0:
-                    call.first_ts = event.ts  # the age of a key counts from its first attempt, not from the proposal
-                call.attempt, call.intent_seq = body.attempt, event.seq
-                call.timeout_s, call.settle_s = body.timeout_s, body.settle_s
-                call.retry_at = call.turn = None
-                call.has_reconcile, call.started_at, call.quiet_since = body.reconcile, event.ts, 0
-                call.keyless = body.keyless
-                if body.pinned is not None:
-                    self.pins.setdefault(f"tool {body.tool}", body.pinned)
-                self.attempts += 1
-                call.estimate = body.estimate
-                if call.estimate is not None or call.reserved is not NOTHING or call.unsettled is not None:
-                    self._hold(call)
-            case ToolCallCompleted():
-                self._move(call, event, "completed")
-                call.result, call.failure = body.result, body.failure
-                call.progress = body.progress or call.progress
-                self._take_time(call, event.ts - call.started_at)
-                if body.usage is not None or call.estimate is not None or call.unsettled is not None:
-                    self._settle_cost(call, body.usage)
             case ToolCallProposed():
                 call.retry_at = call.turn = body.at
             case ToolCallFailed():
@@ -611,7 +635,7 @@ class RunState(Struct, gc=False, eq=False):
                 call.withdrawn += body.failure.type == NOT_STARTED
                 self._move(call, event, "failed_for_good" if body.final else "failed")
                 self._count(call, body.attempt, body.failure, event.ts)
-                call.progress = body.progress or call.progress
+                self._take_progress(call, body.progress)
                 self._take_time(call, event.ts - call.started_at if began else 0)
                 self._settle_cost(call, body.usage, still=None if body.final else call.unsettled)
                 if body.failure.type == NOT_STARTED:
@@ -623,7 +647,7 @@ class RunState(Struct, gc=False, eq=False):
                 self._move(call, event, "in_doubt")
                 self._count(call, body.attempt, body.failure, event.ts)
                 call.doubt, call.doubtful = body.why, True
-                call.progress = body.progress or call.progress
+                self._take_progress(call, body.progress)
                 call.loose = call.loose or body.loose
             case RetryScheduled() if body.turn:
                 call.turn = body.at
@@ -642,9 +666,6 @@ class RunState(Struct, gc=False, eq=False):
                     self.status = "cancelling" if self.cancel else "queued"
             case _:
                 raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is not about a call")
-        if call.phase in ENDED:
-            self.open.pop(number, None)
-            self.crashes = self.crashes_alone = 0
 
     def take_back(self, intent: ToolCallInitiated, before: CallState, instead: Event) -> None:
         """Undo the last intent of a call, which was not written to the journal.

@@ -1,6 +1,6 @@
-"""Suspects: runs whose workers died repeatedly. Here are two rules.
+"""Suspects: runs whose workers died repeatedly. Here are three rules.
 
-How many suspects may a worker hold at a time? When does a run count as poison?
+How many suspects may a worker hold at a time? When does a run count as poison? When has an attempt come further?
 
 When a worker dies, it is not known which of its runs killed it. Two deaths in a row without progress make a run a
 suspect. A worker holds suspects as a group. At first the group may have any size, so that innocent runs lose no time.
@@ -8,14 +8,16 @@ Whenever a group's worker dies, each of its runs may from then on only be in a g
 kills workers is alone after log2(n) more deaths. A death proves something against a run only if the run was the
 worker's only suspect.
 
-Progress (a call that has ended, a wait that has begun) sets a run's count of crashes to 0: the run is no suspect any
-more.
+Progress sets a run's count of crashes to 0: the run is no suspect any more. Progress is a call that has ended, a wait
+that has begun, or an attempt that came further than the attempts of its call before, by what it reported with
+`call.heartbeat`.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 SUSPECT_CRASHES = 2  # a run with this many crashes is a suspect; the statements in queries.sql contain the same number
 ANY_SIZE = sys.maxsize
@@ -66,3 +68,31 @@ def is_poison(crashes: int, crashes_alone: int, limit: int) -> bool:
     worker of an innocent suspect, that new run is a suspect after two deaths, and the innocent one is not alone.
     """
     return crashes >= limit and crashes_alone >= max(limit - SUSPECT_CRASHES, 1)
+
+
+def goes_further(before: Any, now: Any) -> bool:
+    """Is this progress certainly more than the furthest progress before? None: nothing was reported before.
+
+    A number must be greater. A list must be longer, or have the same length and go further as a dict does. In a dict with
+    the same keys, a value must go further, and none may go back. Texts and other values prove nothing: a tool that kills
+    its worker at the same place each time may report another text each time.
+    """
+    return before is None or _compared(before, now) > 0
+
+
+def _compared(before: Any, now: Any) -> int:
+    """1: further. -1: back. 0: neither, or unknown."""
+    if isinstance(before, bool) or isinstance(now, bool):
+        return 0
+    if isinstance(before, int | float) and isinstance(now, int | float):
+        return (now > before) - (now < before)
+    if isinstance(before, list) and isinstance(now, list):
+        if len(before) != len(now):
+            return 1 if len(now) > len(before) else -1
+        pairs = list(zip(before, now, strict=True))
+    elif isinstance(before, dict) and isinstance(now, dict) and before.keys() == now.keys():
+        pairs = [(before[key], now[key]) for key in before]
+    else:
+        return 0
+    ways = {_compared(*pair) for pair in pairs}
+    return -1 if -1 in ways else 1 if 1 in ways else 0

@@ -46,6 +46,8 @@ def is_news(run: Reached, body: AnyBody) -> bool:
             raise Conflict(f"run {run.run_id} is {run.status.replace('_', ' ')}; it cannot be paused")
         case RunPaused():
             return run.status != "paused"
+        case RunUnpaused(early=True) if run.status == "queued":
+            return True
         case RunUnpaused() if run.status not in ("paused", "needs_attention") and not run.pausing:
             raise Conflict(f"run {run.run_id} is {run.status}; only a paused run, or one that needs attention, can be unpaused")
         case RunRequeued() if run.status != "needs_attention":

@@ -17,7 +17,7 @@ so no detail of perdure's stores may appear in this interface:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from msgspec import Struct
@@ -95,7 +95,7 @@ class Engine(Protocol):
         """
 
     async def reopen(self, runs: Sequence[Reopen]) -> None:
-        """Let runs that have failed, were cancelled or wait go on from an earlier event: all of them, or none.
+        """Let these runs go on from an earlier event, all of them or none. Each has failed, was cancelled, or waits.
 
         Errors: NotFound; AlreadyRunning; Conflict if a run has succeeded or has newer events than `Reopen.seen`.
         """
@@ -106,7 +106,7 @@ class Engine(Protocol):
         If the engine knows the run's agent, it drives the run.
         """
 
-    def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+    def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
         """The events after `after`, then each new event, until the run has ended."""
 
     # -- driving runs in this process ---------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ goes to the place that the setting `artifacts` names. If the size is not known i
 database. When the limit is reached, they are moved to that place.
 
 Opening: a pointer proves nothing, since a model or a caller can write any pointer. The row in the database decides.
-The artifact must be saved, belong to the run's tenant, be used by the run's family, and have the size, the hash
-and the content type of the pointer. In every other case the same NotFound is raised, so that it reveals nothing about other artifacts.
+The artifact must be saved, belong to the run's tenant, be used by the run's family, and have the size, the hash and
+the content type of the pointer. In every other case the same NotFound is raised, so that the error reveals nothing
+about other artifacts.
 """
 
 from __future__ import annotations
@@ -184,9 +185,9 @@ class NewArtifact:
 
     def _too_large(self, how: str) -> ArtifactNotSaved:
         return ArtifactNotSaved(
-            f"the artifact has {how}, and the database takes artifacts of up to {self._limit:,} bytes: "
-            'name another place for larger ones, artifacts = "file:///…" or "s3://…" in perdure.toml (or PERDURE_ARTIFACTS), '
-            "or raise artifact_database_bytes",
+            # Pages for people cut a message: the setting comes first.
+            f"the artifact has {how}, and artifact_database_bytes is {self._limit:,}: raise that setting, or name another place "
+            'for larger artifacts, artifacts = "file:///…" or "s3://…" in perdure.toml (or PERDURE_ARTIFACTS)',
             final=True,
         )
 

@@ -25,7 +25,7 @@ class Clock:
         self._ahead_us = ahead_us
 
     def now(self) -> int:
-        """Microseconds since 1970. For people, timers and leases; never for order."""
+        """Microseconds since 1970, for people, timers and leases. The order of events never depends on this time."""
         now = time.time_ns() // 1000
         return now if self._ahead_us is None else now + self._ahead_us()
 

@@ -171,6 +171,8 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"reason": body.reason}
         case CancelRequested() | RunPaused():
             return {"reason": body.reason}
+        case RunUnpaused(early=True):
+            return {"note": body.note, "early": True}
         case RunRequeued() | RunUnpaused():
             return {"note": body.note}
         case RunAdopted():
@@ -382,6 +384,8 @@ class Audit:
 
     def _may_have_lines(self, row: RunRow) -> bool:
         wanted = self._wanted
+        if row.specimen is not None:
+            return False  # its events happened in another journal, whose audit trail has them
         if not wanted.has_run(row.run_id, row.agent, row.tenant) or (wanted.until is not None and row.created_at > wanted.until):
             return False
         return row.updated_at >= wanted.since or row.status not in FINISHED

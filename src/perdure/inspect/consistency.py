@@ -110,7 +110,8 @@ def _children_problem(store: Reading, row: RunRow, state: RunState, events: Sequ
                 return Inconsistency(
                     f"its child {child.run_id} has {child.status}, and the run was never told: it would wait for ever", event.seq
                 )
-        elif isinstance(body, ChildFinished):
+        elif isinstance(body, ChildFinished) and event.call is not None and state.children[event.call].ended is body:
+            # Not an end before the child was reopened, together with this run.
             child = store.get(body.run_id)
             if child is None or child.status != body.status:
                 is_now = "is not there" if child is None else f"is {child.status}"

@@ -10,6 +10,10 @@ The file has lines of JSON in ASCII. Each line has a kind:
     {"kind": "event", "seq": 1, …, "data": …, "hash": …}       the stored columns; `data` is the text that was hashed
     {"kind": "end", "runs": 1, "events": 12, "blobs": 1, "sha256": of all bytes before this line}
 
+A redacted export has format 2. Its header says how many values were replaced (inspect/redact.py), and each of its runs has
+`original_head`, the head in the journal that it came from. The hashes in the file are of the redacted events: they show
+damage, and prove nothing about what happened.
+
 A file without its last line was cut off. The checksum finds damage, but it does not find a forged file. To find a
 forged file, compare the heads in the file with copies of the heads from another place.
 """
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +40,7 @@ from perdure.core.state import RunState
 from perdure.engine.api import Reading
 from perdure.engine.artifacts import allowed, opened
 from perdure.errors import InvalidInput, NotFound, StoreCorrupt
+from perdure.inspect.redact import Redactor, Rules
 from perdure.inspect.text import iso
 from perdure.inspect.verify import Verdict, Verified, verify_journal
 from perdure.inspect.view import require
@@ -42,6 +48,8 @@ from perdure.store.api import RunRow, Stored
 from perdure.tool.artifact import CHUNK_BYTES, Artifact, pointers_in
 
 FORMAT = 1
+REDACTED_FORMAT = 2  # versions that know only format 1 would take the hashes of a redacted copy for those of the run
+MOST_BYTES = 1 << 30  # of events and blobs that `load` reads into memory
 _LONGEST_LINE = codec.MAX_BYTES * 3 // 2  # enough for the largest blob in base64
 
 
@@ -52,7 +60,7 @@ class ExportLine(Struct, frozen=True, tag_field="kind", forbid_unknown_fields=Tr
     """The base class of all lines. It has no fields."""
 
 
-class Header(ExportLine, frozen=True, tag="perdure_export"):
+class Header(ExportLine, frozen=True, omit_defaults=True, tag="perdure_export"):
     format: int
     perdure: str
     exported_at: str
@@ -60,9 +68,11 @@ class Header(ExportLine, frozen=True, tag="perdure_export"):
     agent: str
     version: str
     target: str | None
+    redacted: int | None = None  # how many values were replaced; None: nothing is redacted, and the hashes are the run's own
+    original_head: str | None = None  # of the exported run, if the export is redacted
 
 
-class RunLine(ExportLine, frozen=True, tag="run"):
+class RunLine(ExportLine, frozen=True, omit_defaults=True, tag="run"):
     run_id: str
     agent: str
     version: str
@@ -71,6 +81,7 @@ class RunLine(ExportLine, frozen=True, tag="run"):
     parent: str | None
     seq: int
     hash: str  # the hash of the run's last event
+    original_head: str | None = None  # only in a redacted export: this hash before the redaction
 
     @property
     def head(self) -> bytes:
@@ -169,12 +180,19 @@ def _header(path: Path, first: bytes) -> Header:
     try:
         begins = msgspec.json.decode(first, type=_Begins)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise InvalidInput(f"{path} is no export of perdure", hint="make one with `perdure export RUN -o FILE`") from None
-    if begins.kind == "perdure_export" and begins.format != FORMAT:
-        raise InvalidInput(f"{path} has format {begins.format}, and this version of perdure reads {FORMAT}; update perdure")
+        packed = first[:2] in (b"\x1f\x8b", b"PK", b"BZ") or first[:4] == b"\x28\xb5\x2f\xfd"
+        how = "; it is compressed: unpack it first" if packed else ""
+        raise InvalidInput(f"{path} is no export of perdure{how}", hint="make one with `perdure export RUN -o FILE`") from None
+    if begins.kind == "perdure_export" and begins.format not in (FORMAT, REDACTED_FORMAT):
+        raise InvalidInput(
+            f"{path} has format {begins.format}, and this version of perdure reads {FORMAT} and {REDACTED_FORMAT}; update perdure"
+        )
     header = _decoded(path, 1, first)
     if not isinstance(header, Header):
         raise InvalidInput(f"{path} is no export of perdure: it does not begin with a line of kind perdure_export")
+    is_redacted = header.format == REDACTED_FORMAT
+    if {header.redacted is not None, header.original_head is not None} != {is_redacted}:
+        raise StoreCorrupt(f"{path}, line 1: format {header.format} does not go with what the header says about redaction")
     return header
 
 
@@ -237,6 +255,9 @@ class Exported(Struct, frozen=True):
     events: int
     blobs: int
     artifacts: int = 0
+    redacted: int | None = None  # how many values were replaced
+    left_out: int = 0  # artifacts that a redacted export does not have
+    short: int = 0  # secrets that are too short to be searched for: replaced only where a rule has found them
 
 
 class ExportedJournal(Struct, frozen=True):
@@ -247,6 +268,21 @@ class ExportedJournal(Struct, frozen=True):
     version: str
     events: list[Event]
     state: RunState
+    stored: list[Stored]
+    input_digest: str
+    original_head: str | None = None  # only in a redacted export
+
+    @property
+    def head(self) -> bytes:
+        return bytes(self.stored[-1].hash)
+
+
+class ExportedArtifact(Struct, frozen=True):
+    """An artifact of the file. Its bytes are not here: `artifact_chunks` reads them."""
+
+    line: ArtifactLine
+    run_id: str  # the first run that names it
+    seq: int  # the event that names it
 
 
 class Export(Struct, frozen=True):
@@ -255,6 +291,8 @@ class Export(Struct, frozen=True):
     header: Header
     runs: dict[str, ExportedJournal]  # first the run that was exported, then the runs below it
     blobs: dict[str, bytes]
+    artifacts: list[ExportedArtifact] = []
+    sha256: str = ""  # the checksum of the file
 
     @property
     def root(self) -> ExportedJournal:
@@ -267,22 +305,97 @@ class Export(Struct, frozen=True):
 
 
 # -- out --------------------------------------------------------------------------------------------------------------
-def export_run(store: Reading, run_id: str, write: Callable[[bytes], object]) -> Exported:
-    """Write the run, the runs below it, and the undos of these runs. StoreCorrupt if a journal was changed."""
+_Journal = tuple[RunLine, list[tuple[EventLine, AnyBody]], RunState]
+
+
+def export_run(store: Reading, run_id: str, write: Callable[[bytes], object], rules: Rules | None = None) -> Exported:
+    """Write the run, the runs below it, and the undos of these runs. StoreCorrupt if a journal was changed.
+
+    With `rules`, values are redacted first. InvalidInput, and nothing is written, if that is not possible.
+    """
+    if rules is not None:
+        return _export_redacted(store, run_id, write, rules)
     writer = Writer(write)
     written: set[str] = set()
+    redacted = _redacted_before(store, run_id)
+    for run, lines, state in _family(store, run_id):
+        if run.run_id == run_id:
+            writer.put(_new_header(run, state, redacted))
+        _put_run(store, run, lines, writer, written)
+    writer.end()
+    return Exported(run_id, writer.runs, writer.events, writer.blobs, writer.artifacts)
+
+
+def _redacted_before(store: Reading, run_id: str) -> int | None:
+    """How many values of this specimen were redacted before it was imported; None if it is no redacted specimen."""
+    imported = require(store, run_id).imported
+    return None if imported is None or imported.original_head is None else imported.redacted
+
+
+def _new_header(run: RunLine, state: RunState, redacted: int | None) -> Header:
+    number = FORMAT if redacted is None else REDACTED_FORMAT
+    return Header(number, _version(), iso(time.time_ns() // 1000), run.run_id, *_headed(state), redacted, run.original_head)
+
+
+def _family(store: Reading, run_id: str) -> Iterator[_Journal]:
     waiting = [run_id]
     while waiting:
         one = waiting.pop(0)
         run, lines, state = _journal(require(store, one), store.stored(one))
-        if one == run_id:
-            writer.put(Header(FORMAT, _version(), iso(time.time_ns() // 1000), one, *_headed(state)))
-        _put_run(store, run, lines, writer, written)
+        yield run, lines, state
         waiting += [child.run_id for child in state.children.values()]
         if store.get(undo := identity.undo_id(one)) is not None:
             waiting.append(undo)
+
+
+def _export_redacted(store: Reading, run_id: str, write: Callable[[bytes], object], rules: Rules) -> Exported:
+    """Redact the whole family before the first line is written.
+
+    All journals are read once: a run that goes on meanwhile must not bring in a secret that the first pass has not seen.
+    """
+    family = list(_family(store, run_id))
+    redactor = Redactor(rules, lambda payload: store.blob(str(payload.blob)) if (inline := payload.inline) is None else inline)
+    for _, lines, _ in family:
+        for _, body in lines:
+            redactor.collect(body)
+    artifacts = {pointer.uri for _, lines, _ in family for _, body in lines for pointer in _pointers(store, body)}
+    redacted = [_redacted(run, lines, redactor) for run, lines, _ in family]
+    written = set[str]()
+    header = _new_header(redacted[0][0], redacted[0][2], redactor.count + (_redacted_before(store, run_id) or 0))
+    redactor.check("the run", header)
+    writer = Writer(write)
+    writer.put(header)
+    for run, lines, _ in redacted:
+        writer.put(run)
+        for line, body in lines:
+            for payload in payloads(body):
+                if isinstance(payload.blob, str) and payload.blob not in written:
+                    writer.put(BlobLine(payload.blob, redactor.blobs[payload.blob]))
+                    written.add(payload.blob)
+            writer.put(line)
     writer.end()
-    return Exported(run_id, writer.runs, writer.events, writer.blobs, writer.artifacts)
+    return Exported(run_id, writer.runs, writer.events, writer.blobs, 0, redactor.count, len(artifacts), redactor.short)
+
+
+def _redacted(run: RunLine, lines: list[tuple[EventLine, AnyBody]], redactor: Redactor) -> _Journal:
+    state, events, fresh = RunState(), list[Event](), list[tuple[EventLine, AnyBody]]()
+    head = identity.genesis(run.run_id)
+    for line, whole in lines:
+        event = Event(line.seq, line.event_id, line.ts, line.epoch, line.call, line.cause, whole)
+        body = redactor.redact(event, state, events)
+        redactor.check(f"event {line.seq} of run {run.run_id}", body)
+        sealed = identity.seal(head, structs.replace(event, body=body))
+        head = sealed.hash
+        state.apply(sealed.event)
+        events.append(sealed.event)
+        fresh.append((structs.replace(line, data=sealed.data.decode(), hash=head.hex()), body))
+    return RunLine(run.run_id, *_told(state), run.seq, head.hex(), run.original_head or run.hash), fresh, state
+
+
+def _pointers(store: Reading, body: AnyBody) -> Iterator[Artifact]:
+    for payload in payloads(body):
+        inline = payload.inline
+        yield from pointers_in(store.blob(str(payload.blob)) if inline is None else inline)
 
 
 def _version() -> str:
@@ -315,7 +428,8 @@ def _journal(row: RunRow, stored: list[Stored]) -> tuple[RunLine, list[tuple[Eve
             f"run {row.run_id}, event {min(len(lines) + 1, row.seq)}: it was changed after it was written, and cannot be exported",
             hint=f"{shell.command('verify', row.run_id)} says more",
         )
-    return RunLine(row.run_id, *_told(state), row.seq, head.hex()), lines, state
+    imported = row.imported
+    return RunLine(row.run_id, *_told(state), row.seq, head.hex(), None if imported is None else imported.original_head), lines, state
 
 
 def _put_run(store: Reading, run: RunLine, lines: list[tuple[EventLine, AnyBody]], writer: Writer, written: set[str]) -> None:
@@ -379,18 +493,20 @@ def _line(before: bytes, seq: int, stored: Stored) -> EventLine | None:
 def load(path: Path | str) -> Export:
     """The export in this file, with the same checks as `perdure verify --export`.
 
-    InvalidInput if the file is no export. StoreCorrupt if the file is damaged or cut off.
+    InvalidInput if the file is no export, or is too large for the memory. StoreCorrupt if the file is damaged or cut off.
     """
-    reading = _Reading(Path(path))
+    reading = _Reading(Path(path), MOST_BYTES)
     runs: dict[str, ExportedJournal] = {}
-    for verdict, checked in reading.runs():
+    for verdict, checked, _, stored in reading.runs():
         if verdict.problem is not None:
             place = f", event {verdict.seq}" if verdict.seq is not None else ""
             raise StoreCorrupt(f"{path}: run {verdict.run_id}{place}: {verdict.problem}")
         agent, goes_on_with, *_ = _told(checked.state)
-        runs[verdict.run_id] = ExportedJournal(verdict.run_id, agent, goes_on_with, checked.events, checked.state)
+        runs[verdict.run_id] = ExportedJournal(
+            verdict.run_id, agent, goes_on_with, checked.events, checked.state, stored, checked.input_digest, verdict.original_head
+        )
     assert reading.header is not None
-    return Export(reading.header, runs, reading.blobs)
+    return Export(reading.header, runs, reading.blobs, reading.artifacts, reading.sha256)
 
 
 def verdicts(path: Path | str) -> Iterator[Verdict]:
@@ -398,16 +514,44 @@ def verdicts(path: Path | str) -> Iterator[Verdict]:
 
     StoreCorrupt if the file is damaged or cut off. This error may come only after the verdict on the last run.
     """
-    for verdict, _ in _Reading(Path(path)).runs():
+    for verdict, *_ in _Reading(Path(path)).runs():
         yield verdict
 
 
-class _Reading:
-    """Reads and checks the file once. Only the stored events of one run at a time are in memory."""
+def artifact_chunks(path: Path) -> Iterator[tuple[ArtifactLine, Iterator[bytes]]]:
+    """The artifacts of the file, each with its bytes, in chunks. Read the bytes of one before you ask for the next.
 
-    def __init__(self, path: Path) -> None:
+    StoreCorrupt if the bytes are not those that the hash says.
+    """
+    lines = read_lines(path)
+    waiting: AnyLine | None = None
+    while (line := waiting or next(lines, None)) is not None:
+        waiting = None
+        if isinstance(line, ArtifactLine):
+            check, after = _ArtifactCheck(path, line), list[AnyLine]()
+            yield line, _bytes_of(lines, check, after)
+            waiting = after[0] if after else None
+
+
+def _bytes_of(lines: Iterator[AnyLine], check: _ArtifactCheck, after: list[AnyLine]) -> Iterator[bytes]:
+    for line in lines:
+        if not isinstance(line, BytesLine):
+            after.append(line)
+            break
+        check.add(line.base64)
+        yield line.base64
+    check.end()
+
+
+class _Reading:
+    """Reads and checks the file once. The bytes of artifacts are in memory one chunk at a time."""
+
+    def __init__(self, path: Path, most: float = math.inf) -> None:
+        self._left = most  # how many bytes of events and blobs may still be read into memory
         self.header: Header | None = None
         self.blobs: dict[str, bytes] = {}
+        self.artifacts: list[ExportedArtifact] = []
+        self.sha256 = ""  # the checksum of the file
         self._path = path
         self._bad: set[str] = set()  # digests of blobs whose content does not match
         self._artifact: _ArtifactCheck | None = None  # the artifact whose bytes are being read
@@ -415,10 +559,11 @@ class _Reading:
         self._expected: set[str] = set()  # runs that were started, but are not read yet
         self._all_sound = True
 
-    def runs(self) -> Iterator[tuple[Verdict, Verified]]:
+    def runs(self) -> Iterator[tuple[Verdict, Verified, RunLine, list[Stored]]]:
         """Each run with its verdict. StoreCorrupt at the first line that shows that the file itself is damaged."""
         run: RunLine | None = None
         stored: list[Stored] = []
+        named: list[ArtifactLine] = []  # artifacts that the next event names
         for line in read_lines(self._path):
             if isinstance(line, BytesLine) and self._artifact is not None:
                 self._artifact.add(line.base64)
@@ -431,20 +576,32 @@ class _Reading:
                     self._begin(line)
                 case RunLine() | EndLine():
                     if run is not None:
-                        yield self._judge(run, stored)
+                        yield *self._judge(run, stored), run, stored
+                    if isinstance(line, EndLine):
+                        self.sha256 = line.sha256
                     run, stored = (line, []) if isinstance(line, RunLine) else (None, [])
                     if run is not None:
                         self._enter(run.run_id)
                 case BlobLine() if run is not None:
+                    self._count(len(line.base64))
                     self._keep(line)
                 case ArtifactLine() if run is not None:
                     self._artifact = _ArtifactCheck(self._path, line)
+                    named.append(line)
                 case EventLine() if run is not None:
+                    self._count(len(line.data))
                     stored.append(_stored(line))
+                    self.artifacts += [ExportedArtifact(one, run.run_id, line.seq) for one in named]
+                    named.clear()
                 case _:
                     raise StoreCorrupt(f"{self._path} has a line of kind {line.__struct_config__.tag} that belongs to no run")
         if self._expected:
             raise StoreCorrupt(f"{self._path} lacks run {min(self._expected)}, which its header or another run names")
+
+    def _count(self, read: int) -> None:
+        self._left -= read
+        if self._left < 0:
+            raise InvalidInput(f"{self._path} has more than {MOST_BYTES:,} bytes of events and blobs: too large to be loaded")
 
     def _begin(self, header: Header) -> None:
         if self.header is not None:
@@ -472,6 +629,7 @@ class _Reading:
 
     def _judge(self, run: RunLine, stored: list[Stored]) -> tuple[Verdict, Verified]:
         verdict, checked = verify_journal(run, stored, self._blob)
+        verdict = structs.replace(verdict, original_head=run.original_head)
         if verdict.problem is None:
             seq, problem = self._problem(run, len(stored), checked)
             verdict = structs.replace(verdict, seq=seq, problem=problem, projection=problem is not None and seq is None)
@@ -487,8 +645,12 @@ class _Reading:
             seq = min(events, run.seq) + 1
             return seq, f"it ends with event {events}, and the line of the run says {run.seq}, and another hash"
         problem = _differs("the line of the run", run, ("agent", "version", "tenant", "status", "parent"), _told(checked.state))
-        if problem is None and self.header is not None and run.run_id == self.header.run_id:
-            problem = _differs("the header", self.header, ("agent", "version", "target"), _headed(checked.state))
+        assert self.header is not None
+        if problem is None and run.run_id == self.header.run_id:
+            told = (*_headed(checked.state), run.original_head)
+            problem = _differs("the header", self.header, ("agent", "version", "target", "original_head"), told)
+        if problem is None and (run.original_head is None) != (self.header.redacted is None):
+            problem = "the journal is sound, but the line of the run and the header do not agree about whether it is redacted"
         return None, problem
 
     def _blob(self, digest: str) -> bytes:

@@ -43,6 +43,9 @@ def check_runs(store: Reading, now: int, lease_us: int) -> list[Check]:
     groups = store.suspects()
     alive = {worker.worker for worker in workers if worker.alive}
     for row in all_rows(store):
+        if row.specimen is not None:
+            counts["specimen"] += 1
+            continue
         counts[row.status] += 1
         newest = max(newest, row.updated_at)
         if row.status == "needs_attention":
@@ -55,7 +58,7 @@ def check_runs(store: Reading, now: int, lease_us: int) -> list[Check]:
             orphaned.append(row)
     return [
         # Runs that need a person are not counted here: they need no worker, and the check "attention" reports them.
-        _workers(workers, now, sum(count for status, count in counts.items() if status not in (*FINISHED, "needs_attention"))),
+        _workers(workers, now, sum(count for status, count in counts.items() if status not in (*FINISHED, "needs_attention", "specimen"))),
         Check("runs", "ok", ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items())) or "none yet"),
         _attention(attention),
         _approvals(store, now),

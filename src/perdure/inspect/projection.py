@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.core.events import (
     AttentionNeeded,
     CancelRequested,
@@ -18,6 +20,7 @@ from perdure.core.events import (
     RunClaimed,
     RunCreated,
     RunReleased,
+    RunReopened,
     RunRequeued,
     RunUnpaused,
     Status,
@@ -25,6 +28,7 @@ from perdure.core.events import (
 )
 from perdure.core.state import RunState
 from perdure.core.transitions import landing
+from perdure.errors import StoreCorrupt
 from perdure.store.api import RunRow
 
 ERROR_CHARS = 500
@@ -74,6 +78,38 @@ def right_row(row: RunRow, state: RunState, events: Sequence[Event], input_diges
         if isinstance(events[-1].body, RunReleased):
             right["crashes"] = state.crashes
     return {column: value for column, value in right.items() if not same(getattr(row, column), value)}
+
+
+def specimen_row(run_id: str, state: RunState, events: Sequence[Event], input_digest: str, head: bytes, specimen: str) -> RunRow:
+    """The row of a specimen: what the journal says about the run at its last event. No worker holds it, and it is never ready."""
+    fixed = _fixed(state, input_digest, head)
+    base = RunRow(
+        run_id=run_id,
+        **fixed,
+        status=state.status,
+        waiting_for=None,
+        ready_at=None,
+        holder=None,
+        crashes=0,
+        error=None,
+        updated_at=max(event.ts for event in events),
+        specimen=specimen,
+    )
+    rests = replace(base, **right_row(base, state, events, input_digest, head, has_post=False))
+    # Another journal holds the run, or its worker died there: `right_row` says how a worker of this journal would take it over.
+    held = state.worker is not None and not state.finished
+    return replace(rests, ready_at=None, lost=0, status=state.status if held else rests.status)
+
+
+def specimen_problem(row: RunRow, state: RunState, events: Sequence[Event], input_digest: str, head: bytes) -> str | None:
+    """Like `row_problem`, for a specimen: nothing may have changed since the import."""
+    assert row.specimen is not None
+    try:
+        row.imported  # noqa: B018
+    except StoreCorrupt:
+        return _differs("specimen", row.specimen, "where an import came from, or nothing")
+    expected = specimen_row(row.run_id, state, events, input_digest, head, row.specimen)
+    return _first_difference(row, {column: getattr(expected, column) for column in row.__struct_fields__})
 
 
 def birth_problem(row: RunRow, created: RunCreated) -> str | None:
@@ -183,6 +219,9 @@ class _Resting:
         self.attention = attention.reason if attention is not None and body.status == "needs_attention" else None
         self.error = attention.detail[:ERROR_CHARS] if attention is not None else None
 
+    def reopened(self, event: Event) -> None:
+        self.status, self.waiting_for, self.ready_at, self.attention, self.error = "queued", None, event.ts, None, None
+
     def landed(self, event: Event, *, cancelled: bool) -> None:
         status, wake = landing(self.status, self.attention, event.body)
         if wake == "never":
@@ -209,6 +248,9 @@ def _rest(events: Sequence[Event], row: RunRow) -> _Resting:
             case RunReleased():
                 held = False
                 resting.released(event, body, attention, row)
+            case RunReopened():
+                held, cancelled, attention = False, False, None
+                resting.reopened(event)
             case _ if not held:
                 cancelled = cancelled or isinstance(body, CancelRequested)
                 resting.landed(event, cancelled=cancelled)

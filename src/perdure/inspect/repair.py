@@ -37,7 +37,7 @@ def plan_repair(store: Reading, row: RunRow) -> Repair | None:
     unread = [letter for letter in store.unread(row.run_id) if letter.body is not None]
     wrong = right_row(row, state, checked.events, checked.input_digest, checked.head, has_post=bool(unread))
     asks = [ask for ask in state.asks.values() if _contradicts(store, row, state, ask)]
-    approvals = tuple(_right_approval(store, state, ask) for ask in asks)
+    approvals = tuple(right_approval(state, ask, _found(store, ask.request.approval)) for ask in asks)
     ledger = _right_ledger(store, row, state) if budget_problem(store, row, state) is not None else None
     if not wrong and not approvals and ledger is None:
         return None
@@ -56,12 +56,12 @@ def _contradicts(store: Reading, row: RunRow, state: RunState, ask: AskState) ->
         return True
 
 
-def _right_approval(store: Reading, state: RunState, ask: AskState) -> ApprovalRepair:
+def right_approval(state: RunState, ask: AskState, found: ApprovalRow | None) -> ApprovalRepair:
+    """The row of an approval as the journal has it. `found`: the row that there is; None if there is none."""
     request, status = ask.request, approval_status(ask, state)
     if state.finished and status == "pending":
         status = "withdrawn"  # the end of a run withdraws its approvals without an event
     granted = status in ("approved", "consumed")
-    found = _found(store, request.approval)
     kept = found.standing.digest if found is not None and status in ("expired", "withdrawn") else ""
     agreed = granted or (status in ("expired", "withdrawn") and ask.digest is not None)
     settled_at = ask.settled_at or (found.settled_at if found is not None else None) or ask.asked_at

@@ -35,6 +35,8 @@ class Different(Struct, frozen=True):
     call: int | None
     difference: str
     same: bool = False
+    recorded: str | None = None  # what the journal has there, in words; None: nothing
+    asked: str | None = None  # what the code asks for there, in words; None: nothing
 
 
 def compare(run_id: str, events: Sequence[Event], state: RunState, make: MakeMachine, load: Callable[[Payload], bytes]) -> Same | Different:
@@ -44,7 +46,7 @@ def compare(run_id: str, events: Sequence[Event], state: RunState, make: MakeMac
         machine = make(state)
         frontier = replay(machine, events, load)
     except Diverged as diverged:
-        return Different(run_id, state.status, diverged.seq, diverged.call, str(diverged))
+        return Different(run_id, state.status, diverged.seq, diverged.call, str(diverged), recorded=diverged.recorded, asked=diverged.asked)
     except PerdureError as error:
         # The code rejects the input, never becomes idle, or does I/O itself. So the run was made with other code.
         return Different(run_id, state.status, None, None, f"{type(error).__name__}: {error}")

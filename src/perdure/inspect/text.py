@@ -74,7 +74,7 @@ from perdure.store.api import Tombstone
 if TYPE_CHECKING:
     from perdure.models.messages import Answer, ToolUse
 
-_OURS = re.compile(r"-packages/perdure/|/python3[.0-9]*t?/asyncio/")  # the paths may be from any machine
+_OURS = re.compile(r"-packages/perdure/|/python3[.0-9]*t?/(asyncio|concurrent)/")  # the paths may be from any machine
 _OUR_FOLDER = __file__.removesuffix("inspect/text.py")
 _SPANS = ((86_400, "day", "days"), (3_600, "h", "h"), (60, "min", "min"), (1, "s", "s"))
 
@@ -180,7 +180,7 @@ def failed(failure: Failure | None, width: int = 160) -> str:
 def places(failure: Failure | None) -> list[str]:
     """Where the failure was raised: lines such as `file:line in function`, the innermost function last.
 
-    Lines of perdure and asyncio are left out: users look for a line in their own code.
+    Lines of perdure, asyncio and thread pools are left out: users look for a line in their own code.
     """
     found = failure.traceback.splitlines() if failure is not None and failure.traceback else []
     return [place for place in found if not place.startswith(_OUR_FOLDER) and not _OURS.search(place)]
@@ -356,7 +356,7 @@ def _name(step: Any) -> str:
 # -- One sentence per event
 
 
-_UNTIL = {
+UNTIL = {
     "approval": "until it is approved",
     "rate": "until its rate allows it",
     "budget": "until there is enough left in the budget",
@@ -424,10 +424,10 @@ def _about_call(event: Event, call: str, load: Load | None) -> str:
     match body:
         case ToolCallProposed() if is_request(body.args):
             until = f", {iso(body.at)}" if body.at is not None else ""
-            return f"{call} ({request_words(body.args, load)}) is to be asked, and waits {_UNTIL[body.until]}{until}"
+            return f"{call} ({request_words(body.args, load)}) is to be asked, and waits {UNTIL[body.until]}{until}"
         case ToolCallProposed():
             until = f", {iso(body.at)}" if body.at is not None else ""
-            return f"call {event.call}: {called(body.tool, body.args)} ({body.effect}) is wanted, and waits {_UNTIL[body.until]}{until}"
+            return f"call {event.call}: {called(body.tool, body.args)} ({body.effect}) is wanted, and waits {UNTIL[body.until]}{until}"
         case ToolCallInitiated(attempt=1):
             return f"{_first_attempt(event, body, call)} is about to be performed"
         case ToolCallInitiated():
@@ -616,6 +616,8 @@ def _said(body: CancelRequested | RunPaused | RunUnpaused | RunRequeued | RunAdo
             return f"{body.by} asked to cancel the run{_note(body.reason)}"
         case RunPaused():
             return f"{body.by} paused the run{_note(body.reason)}"
+        case RunUnpaused(early=True):
+            return f"{body.by} begins the run before its time{_note(body.note)}"
         case RunUnpaused():
             return f"{body.by} let the run go on{_note(body.note)}"
         case RunRequeued():

@@ -24,7 +24,7 @@ from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.artifacts import artifact_problem
 from perdure.inspect.consistency import Relatives, other_rows_problem
-from perdure.inspect.projection import birth_problem, row_problem
+from perdure.inspect.projection import birth_problem, row_problem, specimen_problem
 from perdure.store.api import RunRow, Stored
 
 LOOKS = 5  # if the run changes while it is verified, it is verified again, at most this many times
@@ -39,6 +39,8 @@ class Verdict(Struct, frozen=True):
     seq: int | None = None  # the seq of the first bad event
     problem: str | None = None
     projection: bool = False  # True: the journal is sound, but the run's row or another row contradicts it
+    # Only of a redacted copy: the head of the run in the journal that it came from. What the copy says cannot be verified.
+    original_head: str | None = None
 
 
 class Heading(Protocol):
@@ -90,14 +92,18 @@ def _verdict(store: Reading, row: RunRow, relatives: Relatives) -> Verdict:
     verdict, checker = verify_journal(row, stored, store.blob)
     if verdict.problem is not None:
         return verdict
-    problem = row_problem(row, checker.state, checker.events, checker.input_digest, checker.head)
+    of_row = row_problem if row.specimen is None else specimen_problem
+    problem = of_row(row, checker.state, checker.events, checker.input_digest, checker.head)
     around = None if problem is not None else other_rows_problem(store, row, checker.state, checker.events, relatives)
     if around is not None:
         problem = around.problem
     if problem is None:
         problem = artifact_problem(store, row.run_id, checker.events)
+    imported = None if problem is not None else row.imported
     return Verdict(
-        row.run_id, len(stored), checker.head.hex(), None if around is None else around.seq, problem, projection=problem is not None
+        *(row.run_id, len(stored), checker.head.hex(), None if around is None else around.seq, problem),
+        projection=problem is not None,
+        original_head=None if imported is None else imported.original_head,
     )
 
 

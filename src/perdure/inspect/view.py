@@ -17,7 +17,7 @@ from perdure.errors import NotFound
 from perdure.inspect.cost import budget_view, cost_of
 from perdure.inspect.text import failed, iso, places, plain, pruned_words, seconds
 from perdure.inspect.timeline import PlanStep, steps_of
-from perdure.store.api import Filter, Ledger, ProgressRow, RunRow, Status
+from perdure.store.api import FINISHED, Filter, Ledger, ProgressRow, RunRow, Status
 
 PAGE = 1000
 
@@ -33,6 +33,11 @@ class RunView(Struct, frozen=True):
     @property
     def status(self) -> str:
         return self.state.status if self.past else self.row.status
+
+    @property
+    def row_was_edited(self) -> bool:
+        """Do the row and the journal contradict each other about whether and how the run has ended?"""
+        return not self.past and self.row.status != self.state.status and (self.state.finished or self.row.status in FINISHED)
 
 
 def begins_later(row: RunRow, now: int) -> bool:
@@ -121,6 +126,7 @@ def run_record(
         "parent": row.parent,
         "parent_call": row.parent_call,
         "status": reading.status,
+        "specimen": msgspec.to_builtins(row.imported),
         "waiting_for": state.waiting_for if reading.past else row.waiting_for,
         "input": plain(state.created.input, load) if state.created else None,
         "output": plain(state.output, load),

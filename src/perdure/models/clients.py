@@ -54,8 +54,8 @@ class Clients:
         for other in [other for other in self._own if other.is_closed()]:
             self._own.pop(other)[1].detach()  # the client's connections were closed together with the other loop
         closing = _closing(client)
-        # The finalizer also holds a reference to the client. Otherwise this object and the client would become garbage
-        # together, and the collector could finalize the client first, with open connections.
+        # The finalizer keeps a reference to the client. Without this reference, the garbage collector could finalize
+        # the client together with this object, while the client's connections are open.
         self._own[loop] = client, weakref.finalize(self, _close_soon, loop, closing)
         await anext(closing)
 

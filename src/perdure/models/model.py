@@ -7,13 +7,14 @@ the first attempt was lost.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 from msgspec import ValidationError, structs, to_builtins
 
@@ -59,8 +60,7 @@ class Model(ABC):
         options: Mapping[str, Any] | None = None,
         listener: Listener | None = None,
     ) -> None:
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
-            raise InvalidInput(f"a model's name is 1 to {MAX_NAME_CHARS} printable characters, not {name!r:.60}")
+        check_model_name(name)
         self.name = name
         self.price = price
         self.timeout_s = _seconds(timeout, name)
@@ -125,13 +125,25 @@ class Model(ABC):
                 log.exception("model %s: its listener raised an exception and is not called again; the answer is still read", self.name)
                 self.listener = None
 
+    @property
+    def is_priced(self) -> bool:
+        """Is the price of the model known?"""
+        return is_priced(self.provider, self.name, self.price)
+
     def say_if_unpriced(self) -> None:
         """If the price of the model is not known, warn once: a budget in dollars cannot limit this model."""
         if self._price_unchecked:
             self._price_unchecked = False
-            if not is_priced(self.provider, self.name, self.price):
+            if not self.is_priced:
                 words = "model %s: its price is not known, so it counts as $0 and no budget in dollars limits it; give it price=Price(…), "
                 log.warning(words + "or install perdure[prices]", self.name)
+
+    def renamed(self, name: str) -> Self:
+        """A model with the same settings and another name. Its price is unknown, or comes from the list of prices."""
+        check_model_name(name)
+        other = copy.copy(self)
+        other.name, other.price, other._price_unchecked = name, None, True
+        return other
 
     def identity(self) -> list[Any]:
         """The values that identify the model, the same for every request. They are a part of every pin."""
@@ -216,6 +228,14 @@ class ModelQuestion:
         self._heard(answer)
         return answer
 
+    def result_misfit(self, encoded_answer: bytes) -> str | None:
+        """Why this JSON value is not an Answer; None if it is one."""
+        try:
+            answer_of(encoded_answer)
+        except ValidationError as error:
+            return str(error)
+        return None
+
     def rebind(self, recorded: bytes) -> bytes | None:
         """The packed request if the recorded request has the same digest, else None.
 
@@ -233,6 +253,12 @@ class ModelQuestion:
 
     def compensation(self) -> None:
         return None
+
+
+def check_model_name(name: object) -> None:
+    """Raise InvalidInput if this cannot be the name of a model."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
+        raise InvalidInput(f"a model's name is 1 to {MAX_NAME_CHARS} printable characters, not {name!r:.60}")
 
 
 def _count(tokens: object) -> int:

@@ -174,7 +174,7 @@ class OpenAI(Model):
     """A model of OpenAI, or of a compatible server at `base_url`. If no `client` is given, a client is created.
 
     `api`: which API is used. The default is "responses" for OpenAI itself. With a base_url the default is "chat",
-    because all compatible servers support this API. `api_key`: the API key; by default the key in OPENAI_API_KEY. The
+    because most compatible servers support this API. `api_key`: the API key; by default the key in OPENAI_API_KEY. The
     price of a model at a base_url is not known: pass price=Price(…).
     """
 

@@ -4,8 +4,7 @@
 
 A store is blocking and thread-safe. A worker writes to a run by `append`: in one transaction, `append` checks the
 guard (run, epoch, nonce, expected seq) and inserts. Leases say which worker should work on a run; the guard says
-which worker may write to the run. The conformance suite in perdure.testing checks every implementation against this
-file.
+which worker may write to the run. The tests in tests/conformance check every implementation against this file.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
+import msgspec
 from msgspec import Struct
 
+from perdure import shell
 from perdure.core import codec
 from perdure.core.approval import ApprovalStatus as ApprovalStatus
 from perdure.core.approval import Judgement, Standing
@@ -31,6 +32,7 @@ from perdure.core.steps import InboxRow as InboxRow
 from perdure.core.steps import RowChange as RowChange
 from perdure.core.suspects import Group
 from perdure.core.times import utc
+from perdure.errors import Conflict, StoreCorrupt
 from perdure.settings import Queue
 
 # The place of a run in the order in which runs became visible. Each store decides what the two numbers mean.
@@ -42,7 +44,7 @@ class Reopen(Struct, frozen=True, gc=False):
 
     run_id: str
     seen: int  # the run's last event when the events were computed
-    # (body, call, event id). The first body is the `run_reopened`: it is caused by the last event, and causes the others.
+    # (body, call, event id). The first body is `run_reopened`: the run's last event causes it, it causes the others.
     events: Sequence[tuple[AnyBody, int | None, str]]
     version: str | None = None  # the version of the agent that goes on with the run; None: the same as before
 
@@ -56,7 +58,7 @@ class NewRun(Struct, frozen=True, gc=False):
     ts: int
     input_digest: str  # digest of the canonical input: the same run id with another input is a Conflict
     blobs: tuple[bytes, ...] = ()
-    # Ids of artifacts that the input names. The run's family may open those of its tenant from then on.
+    # The ids of the artifacts that the input names. The run's family may open those that have the run's tenant.
     artifacts: tuple[str, ...] = ()
     # The artifacts that the input contains as pointers. NotFound if the tenant does not have one of them.
     needed_artifacts: tuple[str, ...] = ()
@@ -92,11 +94,46 @@ class RunRow(Struct, frozen=True, gc=False):
     parent: str | None = None  # the run id of the parent
     parent_call: int | None = None
     # How the run's last holder was lost. 1: its lease ran out; 2: its process is gone; 0: the holder was not lost, or
-    # the run was claimed since.
+    # the run was claimed again after the loss.
     lost: int = 0
-    # How many other runs the lost worker held: each of them may have killed it. For a suspect, only the other suspects
-    # count.
+    # How many other runs the lost worker held. Each of these runs may have killed the worker. If this run is a
+    # suspect, only the other suspects count.
     lost_with: int = 0
+    # JSON of a `Specimen`, if the run was imported from a file to be looked at. No worker drives it, and it takes nothing
+    # more. None: a run of this journal.
+    specimen: str | None = None
+
+    def check_live(self) -> None:
+        """Conflict if the run is a specimen. Every write to a run from outside asks this; triggers refuse all others."""
+        if self.specimen is not None:
+            raise Conflict(
+                f"run {self.run_id} is a specimen: an imported copy, to be looked at; no worker drives it, and it takes nothing",
+                hint="act on the run in the journal that it came from",
+            )
+
+    @property
+    def imported(self) -> Specimen | None:
+        """Where a specimen came from; None for a run of this journal. StoreCorrupt if the column was edited."""
+        if self.specimen is None:
+            return None
+        try:
+            return msgspec.json.decode(self.specimen, type=Specimen)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StoreCorrupt(
+                f"the row of specimen {self.run_id} is damaged ({error})",
+                hint=f"delete it and import it again: perdure prune --specimen {shell.quote(self.run_id)}",
+            ) from None
+
+
+class Specimen(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Where a specimen came from."""
+
+    file_sha256: str  # of the imported file
+    exported_at: str
+    imported_at: int
+    by: str  # who imported it
+    redacted: int = 0  # how many values of the whole file were redacted before it was written
+    original_head: str | None = None  # only of a redacted copy: the head of the run in the journal that it came from
 
 
 class Watched(Struct, frozen=True, gc=False):
@@ -117,7 +154,7 @@ class OpenAttempt(Struct, frozen=True, gc=False):
 
 
 class Current(Struct, frozen=True, gc=False):
-    """What a run's journal says about the run now, and its row does not."""
+    """What a run's journal says about the present state of the run, beyond the columns of its row."""
 
     said: str | None = None  # the last status text of the agent
     failure: Failure | None = None  # why the run failed
@@ -125,7 +162,7 @@ class Current(Struct, frozen=True, gc=False):
 
 
 class Served(Struct, frozen=True, gc=False):
-    """An agent and its version. The worker has the code of this version."""
+    """An agent and one version of its code. The worker that serves it has this code."""
 
     agent: str
     version: str
@@ -200,8 +237,8 @@ class WorkerRow(Struct, frozen=True, gc=False):
     serves: tuple[Served, ...] = ()
     queues: tuple[str, ...] | None = None  # None: all
     lease_us: int | None = None  # the worker's own lease_s; None: a version of perdure that did not record it
-    # It is proven that its process is gone. If a worker is neither alive nor dead, it is silent: it may be suspended, or
-    # cut off from the database.
+    # True: it is proven that the worker's process is gone. A worker that is neither alive nor dead is silent: it may
+    # be suspended, or cut off from the database.
     dead: bool = False
 
 
@@ -303,7 +340,7 @@ class KeptProgress(Struct, frozen=True, gc=False):
 
 
 class EndedAttempt(Struct, frozen=True, gc=False):
-    """An attempt whose end is in the journal, or that was replaced: its stored progress is not needed any more."""
+    """An attempt whose end is in the journal, or that a later attempt has replaced. Its progress can be deleted."""
 
     run_id: str
     call: int
@@ -311,7 +348,7 @@ class EndedAttempt(Struct, frozen=True, gc=False):
 
 
 class ProgressRow(Struct, frozen=True, gc=False):
-    """The stored progress of an attempt. If the attempt has ended, the row is about to be deleted and counts no more."""
+    """The stored progress of an attempt. If the attempt has ended, readers ignore the row, and it is deleted soon."""
 
     run_id: str
     call: int
@@ -320,7 +357,7 @@ class ProgressRow(Struct, frozen=True, gc=False):
     at: int  # when it was stored
 
 
-ONE_GROUP_EACH = ("agent", "tenant", "run", "root")  # the groupings of costs in which a run is in one group
+ONE_GROUP_EACH = ("agent", "tenant", "run", "root")  # the groupings of costs in which each run is in exactly one group
 
 
 class CostRow(Struct, frozen=True, gc=False):
@@ -337,8 +374,9 @@ class CostRow(Struct, frozen=True, gc=False):
     # How many model requests lost their answer because a worker died. What these requests used is unknown, and is not
     # in the sums above.
     lost: int = 0
-    # From the creation of each run to its last event so far; and how much of that no worker held it, because it stood in
-    # its line or was parked. With "root" only of the root, whose children run meanwhile. 0 if a run can be in several groups.
+    # wall_us: the time from the creation of each run to its last event so far. waiting_us: the part of that time in
+    # which no worker held the run, because the run waited in its line or was parked. With "root", only the root's own
+    # times count, because its children run at the same time. Both are 0 if a run can be in several groups.
     wall_us: int = 0
     waiting_us: int = 0
 
@@ -426,7 +464,7 @@ class Whole(Struct, frozen=True, gc=False):
     notices: list[tuple[Any, ...]]
     blobs: list[str]  # digests of the blobs that the run has stored
     artifacts: list[str] = []  # ids of the artifacts that the run's family uses; only a root has them
-    # Those of them whose bytes stay outside of the database, in a move. Their rows are inserted together with the run.
+    # Only in a move: those artifacts whose bytes stay outside of the database. Their rows are inserted with the run.
     outside: list[ArtifactRow] = []
 
     @property
@@ -436,14 +474,15 @@ class Whole(Struct, frozen=True, gc=False):
 
 
 class ArtifactRow(Struct, frozen=True, gc=False):
-    """An artifact: where its bytes are, and whose they are."""
+    """An artifact: where its bytes are, and which run and tenant it belongs to."""
 
     artifact: str  # 32 hexadecimal digits, the last part of its URI
     run_id: str  # the run whose call saved it
     tenant: str
     call: int
     attempt: int
-    # saving: not complete, or its attempt has died. deleting: no family uses it any more; its bytes are being deleted.
+    # saving: the bytes are not complete; the attempt that saves them may have died. deleting: no family uses the
+    # artifact any more, and its bytes are being deleted.
     state: Literal["saving", "saved", "deleting"]
     place: str | None  # the URL of a folder or a bucket; None: the bytes are in this database, in chunks
     object: str | None  # its name in that place
@@ -536,12 +575,15 @@ class Repair(Struct, frozen=True):
 
 
 class MissingHead(Struct, frozen=True, gc=False):
-    """A run that does not have an event any more that the journal-wide chain has, and that was not pruned."""
+    """A run that has lost an event: the journal-wide chain has the event, and the journal does not have it.
+
+    The run was not pruned.
+    """
 
     number: int
-    first_seq: int  # the first event of the chain that is missing, or is another one now
+    first_seq: int  # the seq of the first event that is in the chain, and is missing or different in the journal
     last_seq: int
-    name: str | None  # the run's id in the chain, if the missing events include its first one
+    name: str | None  # the run's id in the chain, if the missing events include its first event
     run_id: str | None  # the id of the run that has this number now; None if there is none
     seq: int | None  # the last event of that run
 
@@ -568,7 +610,7 @@ class Reading(Protocol):
     def watched(self, run_ids: Collection[str], families: Collection[str]) -> dict[str, Watched]:
         """These runs by id, read in one statement. A run that does not exist is not in the answer.
 
-        For the runs in `families`, which are some of `run_ids`, also the unfinished runs below them.
+        `families` are some of `run_ids`. For these runs, the answer also has the unfinished runs below them.
         """
 
     def watch(self, moved: Callable[[Collection[str] | None], None]) -> Callable[[], None]:
@@ -584,7 +626,7 @@ class Reading(Protocol):
         """The events with seq > after, in order, at most `limit`. StoreCorrupt if an event cannot be decoded."""
 
     def read_many(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
-        """Like `read` for several runs, in one statement: for each run id, the number of the last known event."""
+        """Like `read`, for several runs in one statement. `after`: run id → the seq of its last known event."""
 
     def current(self, run_ids: Sequence[str]) -> dict[str, Current]:
         """What these runs say and do now, in one query. A run that does not exist is not in the result.
@@ -601,7 +643,7 @@ class Reading(Protocol):
         """The hashes of the events with seq > after, in order, at most `limit`."""
 
     def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
-        """The runs after the place `after`, in order and with their places; up to `newest`, only unfinished runs.
+        """The runs after the place `after`, in order, each with its place. Up to `newest`, finished runs are left out.
 
         A run that becomes visible later has a later place, whatever the clocks say, and a finished run never changes.
         So a reader that knows all runs up to `newest` gets every run that may have grown since then. A reader only
@@ -614,21 +656,24 @@ class Reading(Protocol):
     def artifact(self, artifact: str) -> ArtifactRow | None: ...
 
     def artifact_chunk(self, artifact: str, number: int) -> bytes | None:
-        """The chunk with this number, from 0, of an artifact in this database. None: it has no such chunk."""
+        """The chunk with this number (from 0) of an artifact in this database. None: there is no such chunk."""
 
     def may_open(self, artifact: str, run_id: str) -> bool:
-        """Does the family of this run use the artifact: has the family saved it, or got it with its input?"""
+        """Does the family of this run use the artifact: has it saved or got the artifact (by an input or a signal)?"""
 
     def artifacts_of(self, run_id: str) -> list[ArtifactRow]:
         """The artifacts that this run's own calls have saved, the oldest first."""
 
     def artifact_runs(self, after: str = "", limit: int = 100) -> list[str]:
-        """The ids, above `after` and in order, of the runs that have saved artifacts. Some may be pruned."""
+        """The ids of the runs that have saved artifacts, in order, after the id `after`. Some runs may be pruned."""
 
     def approval(self, approval: str) -> ApprovalRow | None: ...
 
     def approvals(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
-        """The approvals that match, sorted by expiry (the soonest first), then by age (the oldest first)."""
+        """The approvals that match, sorted by expiry (the soonest first), then by age (the oldest first).
+
+        Approvals of specimens are left out, unless `run_id` names the specimen: no decision about them counts.
+        """
 
     def unread(self, run_id: str) -> list[InboxRow]:
         """The inbox rows of this run that are not in its journal yet, in order of arrival. The run may be held or not.
@@ -640,7 +685,7 @@ class Reading(Protocol):
     def progress(self, run_ids: Sequence[str]) -> list[ProgressRow]:
         """The stored progress of attempts of these runs, by call. It may be older than what the attempt last reported.
 
-        A row counts only if the call is under way (or was cut off) with this very attempt, by its journal.
+        A row counts only if the journal says that this very attempt is under way, or was cut off.
         """
 
     def ledgers(self, run_id: str) -> list[Ledger]:
@@ -654,11 +699,12 @@ class Reading(Protocol):
     ) -> list[CostRow]:
         """What runs have used, by group, the most expensive group first. With "root", children count for their root.
 
-        The sums come from the journals: each attempt counts once, however often the run was replayed.
+        The sums come from the journals: each attempt counts once, however often the run was replayed. Specimens are
+        left out: another journal counts them.
         """
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
-        """All workers. `alive` is by the worker's own lease; `lease_us` counts for a worker that recorded none."""
+        """All workers. `alive` is judged by the lease that the worker has recorded; without one, by `lease_us`."""
 
     def backlog(self, now: int) -> list[Backlog]:
         """How many runs are ready and how many are held, per queue and tenant, sorted by queue and tenant.
@@ -678,19 +724,19 @@ class Reading(Protocol):
         """The entries of the journal-wide chain after (chain, n), in order."""
 
     def chain_ends(self) -> list[ChainEntry]:
-        """The last entry of each chain that has a link."""
+        """The last linked entry of each chain."""
 
     def missing_heads(self, run_id: str | None = None) -> list[MissingHead]:
-        """The runs (or the one run) whose journal does not have what the chain says that it had."""
+        """The runs whose journal lacks an event that the chain has. With `run_id`: only that run."""
 
     def unchained(self, run_id: str | None = None) -> dict[str, int]:
-        """The runs (or the one run) without a holder whose last event is not in the chain, each with that event's seq."""
+        """The runs without a holder whose last event is not in the chain: run id → seq. `run_id`: only that run."""
 
     def moved(self) -> Moved | None:
         """The database to which the journal is being moved, or was moved. None while the journal is open."""
 
     def check_open(self) -> None:
-        """Ask the database whether the journal is open. StoreError if it is not, or if the database does not answer."""
+        """Ask the database whether the journal is open. StoreError if it is closed, or if there is no answer."""
 
     def facts(self) -> dict[str, str]:
         """Facts for `perdure doctor`: file, sizes, pragmas, schema version, library version."""
@@ -702,13 +748,16 @@ class Reading(Protocol):
         """
 
     def version(self) -> int:
-        """A number that changes whenever any process commits something. Cheap to ask."""
+        """A number that changes whenever any process commits something. This is a cheap question."""
 
     def close(self) -> None: ...
 
     # `list` comes last: below it, the name `list` would mean this method and not the type.
     def count(self, agent: str | None, tenant: str | None) -> dict[Status, int]:
-        """How many runs have each status. If `agent` or `tenant` is given, only runs of that agent or tenant count."""
+        """How many runs have each status. If `agent` or `tenant` is given, only runs of that agent or tenant count.
+
+        Specimens do not count.
+        """
 
     def list(self, wanted: Filter) -> list[RunRow]:
         """The runs that match, the newest first."""
@@ -722,7 +771,7 @@ class JournalStore(Protocol):
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
         """Create the run (True), or return the run that has this id already (False).
 
-        Conflict if a run with this id was pruned.
+        Conflict if a run with this id was pruned, or is a specimen.
         """
 
     def create_runs(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
@@ -763,7 +812,7 @@ class LeaseStore(Protocol):
         queues: Sequence[str] | None = None,
         lease_us: int | None = None,
     ) -> None:
-        """Register a worker, or update what it serves. Take its liveness lock, which the worker's death frees.
+        """Register a worker, or update what it serves. Take its liveness lock, which is freed when the worker dies.
 
         Other workers count this worker as silent after `lease_us` without a heartbeat; None: after their own lease.
         """
@@ -796,7 +845,7 @@ class LeaseStore(Protocol):
         in a queue, the run with the highest priority is claimed first, then the run that has been ready longest.
 
         With `run_id`: claim only that run, ready or not. It is an error if the run is finished (RunEnded), paused
-        (Conflict), of another version (WrongVersion) or held by a live worker (AlreadyRunning). If `limits` are given
+        or a specimen (Conflict), of another version (WrongVersion) or held by a live worker (AlreadyRunning). If `limits` are given
         and leave no room for the run, nothing is claimed. With `below`: claim only ready runs below that run. With
         `run_id` or `below`, turns and `queues` do not apply.
 
@@ -807,9 +856,9 @@ class LeaseStore(Protocol):
     def reap(self, worker: str, lease_us: int, now: int) -> int:
         """Make the runs of dead workers claimable. Returns how many runs.
 
-        A worker is dead if its lock is free, or if it sent no heartbeat for its lease: the longer of `lease_us` and the
-        lease that it has recorded. The store measures this time with the monotonic clock, so a worker does not count
-        as dead because a wall clock was set.
+        A worker is dead if its lock is free, or if it sent no heartbeat for its lease: the longer of `lease_us` and
+        the lease that it has recorded. The store measures this time with the monotonic clock, so a worker does not
+        count as dead because a wall clock was set.
         """
 
     def held(self, worker: str) -> list[tuple[str, int]]:
@@ -839,7 +888,7 @@ class LeaseStore(Protocol):
 
 
 class ProgressStore(Protocol):
-    """What attempts under way have reported. It lies beside the journals."""
+    """What attempts under way have reported. This is not part of the journals."""
 
     def keep_progress(self, kept: Sequence[KeptProgress], ended: Sequence[EndedAttempt], now: int) -> None:
         """Store the progress of attempts, and forget the progress of ended attempts, in one transaction.
@@ -875,7 +924,7 @@ class InboxStore(Protocol):
         before, nothing changes and the answer is True.
 
         `expect`, if given, is called with the run's row inside the transaction, and raises an error to refuse the
-        post. Other errors: NotFound, RunEnded.
+        post. Other errors: NotFound, RunEnded; Conflict for a specimen.
         """
 
     def end(self, run_id: str, body: AnyBody, *, event_id: str, now: int, expect: Callable[[RunRow], None] | None = None) -> None:
@@ -885,13 +934,14 @@ class InboxStore(Protocol):
 
         The amounts that the run still has reserved are freed, and the amounts in `RunCancelled.unsettled` are charged.
         `expect`, if given, is called with the run's row inside the transaction, and raises an error to refuse the end.
-        Other errors: NotFound, RunEnded, AlreadyRunning.
+        Other errors: NotFound, RunEnded, AlreadyRunning; Conflict for a specimen.
         """
 
     def reopen(self, runs: Sequence[Reopen], *, now: int) -> None:
         """Append the events that reopen these runs, and make the runs ready: all of them in one transaction, or none.
 
-        Conflict if a run has newer events than `Reopen.seen`, or has succeeded. Other errors: NotFound, AlreadyRunning.
+        Conflict if a run has newer events than `Reopen.seen`, has succeeded, or is a specimen. Other errors: NotFound,
+        AlreadyRunning.
         """
 
     def decide(self, approval: str, judgement: Judgement, *, event_id: str, now: int, tenant: str | None = None) -> ApprovalRow:
@@ -902,7 +952,8 @@ class InboxStore(Protocol):
         `core.approval.judge` gets the standing as it is in that transaction, and raises an error to refuse. A vote is
         refused if the approval has expired by the time the vote is written. The new standing is stored, and its event
         is posted to the run as `post` does. Of two decisions at the same time, the second is judged by the standing
-        after the first. Other errors: NotFound, also for an approval of another tenant; RunEnded.
+        after the first. Other errors: NotFound, also for an approval of another tenant; RunEnded; Conflict for an
+        approval of a specimen.
         """
 
     def inbox(self, worker: str) -> list[InboxRow]:
@@ -913,27 +964,27 @@ class ArtifactStore(Protocol):
     """Artifacts: their rows, and the bytes of those that lie in this database."""
 
     def begin_artifact(self, new: ArtifactRow) -> None:
-        """Insert the row, before the first byte is written anywhere. The family of its run may open it.
+        """Insert the artifact's row before its first byte is written anywhere. The run's family may open the artifact.
 
-        `tenant` and `state` of `new` are ignored: the run says the tenant. NotFound if there is no such run.
+        `tenant` and `state` of `new` are ignored: the tenant is that of the run. NotFound if there is no such run.
         """
 
     def add_chunk(self, artifact: str, number: int, data: bytes) -> None:
         """Write the next chunk. Conflict if the artifact is not being saved any more: it was deleted as an orphan."""
 
     def place_artifact(self, artifact: str, place: str, name: str) -> None:
-        """From now on the bytes are in that place; the chunks in this database are deleted. Conflict like add_chunk."""
+        """From now on the bytes are in that place. Chunks in this database are deleted. Conflict as in add_chunk."""
 
     def finish_artifact(self, artifact: str, sha256: bytes, size: int) -> None:
-        """The bytes are complete and durable: the artifact can be opened. Conflict like add_chunk."""
+        """The bytes are complete and durable: the artifact can be opened. Conflict as in add_chunk."""
 
     def use_artifacts(self, run_id: str, artifacts: Sequence[str]) -> None:
-        """Let the family of this run open these artifacts, as far as they are saved and have the run's tenant."""
+        """Let the family of this run open those of these artifacts that are saved and have the run's tenant."""
 
     def doom_artifact(self, artifact: str) -> bool:
-        """Delete an orphan: no family may open it from now on, and `doomed_artifacts` has it.
+        """Mark an orphan for deletion: no family may open it from now on, and `doomed_artifacts` returns it.
 
-        False: it is gone, or another family than the one that saved it uses it.
+        False: the artifact does not exist any more, or a family that has not saved it uses it.
         """
 
     def doomed_artifacts(self, limit: int = 100) -> list[ArtifactRow]:
@@ -945,11 +996,12 @@ class ArtifactStore(Protocol):
     def take_in_artifact(self, row: ArtifactRow, chunks: Iterable[bytes]) -> None:
         """Insert an artifact of another journal, before its run. It can be opened when `take_in` has inserted the run.
 
-        What an interrupted copy has left of it is replaced. Nothing happens if the artifact is here.
+        If an interrupted copy has left an incomplete artifact, it is replaced. If the artifact is already saved here,
+        nothing happens.
         """
 
     def outside_artifacts(self, after: str = "", limit: int = 100) -> list[ArtifactRow]:
-        """The saved artifacts, above `after` and in order of their ids, whose bytes are in a folder or bucket."""
+        """The saved artifacts whose bytes are in a folder or bucket, in order of their ids, after the id `after`."""
 
     def artifact_families(self, artifact: str) -> list[str]:
         """The ids of the roots of all families that use the artifact."""
@@ -989,12 +1041,19 @@ class OutboxStore(Protocol):
 
 
 class ArchiveStore(Protocol):
-    """Moves journals to another database, prunes families, and repairs rows."""
+    """Moves journals to another database, prunes families, repairs rows, and restores the schema."""
+
+    def restore_schema(self, *, check: bool = False) -> list[str]:
+        """Make the triggers and indexes of the schema again that are missing or were changed.
+
+        Returns each of them in words. With `check`, nothing is changed.
+        """
 
     def repair(self, repair: Repair) -> None:
         """Write the rows of a run as its journal has them, in one transaction. Events are not touched.
 
-        AlreadyRunning if a worker that is not known to be dead holds the run. Conflict if the run has changed since.
+        AlreadyRunning if a worker that is not known to be dead holds the run. Conflict if the run has changed since
+        the repair was computed.
         """
 
     def close_journal(self, to_url: str, *, by: str, now: int, lease_us: int) -> Moved:
@@ -1034,6 +1093,15 @@ class ArchiveStore(Protocol):
         whole work is repeated.
         """
 
+    def take_in_specimen(
+        self, wholes: Sequence[Whole], blobs: Sequence[bytes], artifacts: Callable[[], Iterable[tuple[ArtifactRow, Iterable[bytes]]]]
+    ) -> None:
+        """Insert a family of specimens, parents before children, with its blobs and artifacts, in one transaction.
+
+        Conflict if an id is taken, or belonged to a run that was pruned; then nothing is inserted. `artifacts` may be
+        called again, like the `parts` of `take_in`.
+        """
+
     def missing_blobs(self, digests: Iterable[str]) -> list[str]:
         """Those of the digests whose blobs are not in this database."""
 
@@ -1050,6 +1118,12 @@ class ArchiveStore(Protocol):
         deleted runs can be used again.
         """
 
+    def delete_specimens(self, roots: Sequence[str], *, by: str, now: int) -> Pruned:
+        """Delete these families of specimens, in one transaction. The ids of the deleted runs can be used again.
+
+        NotFound, or Conflict if a run is no specimen; then nothing is deleted.
+        """
+
     def rates(self) -> list[RateRow]: ...
 
     def take_in_rates(self, rates: Sequence[RateRow]) -> None: ...
@@ -1057,7 +1131,7 @@ class ArchiveStore(Protocol):
     def prunable(self, before: int, statuses: Sequence[str], *, after: int = 0, limit: int = 100) -> list[Prunable]:
         """Families whose root is placed after `after`, that ended before `before`, and have no notice left to send.
 
-        The root of each family has one of these statuses.
+        The root of each family has one of these statuses. Specimens are left out: `delete_specimens` deletes them.
         """
 
     def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:

@@ -21,7 +21,7 @@ from perdure.store.blobs import Blobs
 from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
 from perdure.store.part import Means
-from perdure.store.rows import body_from, has_arrived, run_row
+from perdure.store.rows import body_from, check_not_ended, has_arrived, run_row
 
 log = logging.getLogger("perdure.store")
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -110,9 +110,11 @@ class Approvals(Blobs):
             run = cursor.all("run_to_change", (known[1],))[0]
             found = cursor.all("approval_to_change", (approval,))[0]
             row, seq = approval_row(found), found[17]
+            run_row(run).check_live()
             status = run_row(run).status
             if status in FINISHED:
                 raise RunEnded(f"approval {approval}: its run {row.run_id} has finished ({status}) and takes nothing more")
+            check_not_ended(run)
             # A vote counts at the time when it is written: while the vote waited for the write lock, the approval may
             # have expired.
             waited_us = round((time.monotonic() - called_s) * 1e6) if isinstance(judgement, Vote) else 0

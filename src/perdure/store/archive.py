@@ -13,8 +13,8 @@ import msgspec
 
 from perdure import shell
 from perdure.errors import AlreadyRunning, Conflict, StoreCorrupt, StoreError, StoreUnavailable
-from perdure.store.api import FINISHED, Family, Head, Member, Moved, RateRow, Stored, Whole
-from perdure.store.artifacts import keep
+from perdure.store.api import FINISHED, ArtifactRow, Family, Head, Member, Moved, RateRow, Stored, Whole
+from perdure.store.artifacts import keep, take_in_bytes
 from perdure.store.blobs import put_unused
 from perdure.store.claims import LEASE_RAN_OUT, PROVEN_DEAD, lose_runs
 from perdure.store.cursor import Cursor, Row
@@ -95,6 +95,27 @@ class Wholes(Part):
         self._database.write(write, lambda cursor, _: not first or cursor.one("run_key", (first[0],)) is not None)
         self._bell.ring()
 
+    def take_in_specimen(
+        self, wholes: Sequence[Whole], blobs: Sequence[bytes], artifacts: Callable[[], Iterable[tuple[ArtifactRow, Iterable[bytes]]]]
+    ) -> None:
+        """Insert specimens, and their blobs and artifacts, in one transaction: a crash leaves all of it or nothing."""
+        taken = Conflict("the run was created here, or pruned, while its file was read; nothing was imported: try again")
+
+        def write(cursor: Cursor) -> None:
+            if cursor.all("pruned_heads", {"run_ids": as_json([whole.run_id for whole in wholes])}):
+                raise taken
+            put_unused(cursor, blobs)
+            for row, chunks in artifacts():
+                take_in_bytes(cursor, row, chunks)
+            lines: dict[Row, int] = {}
+            for whole in wholes:
+                assert whole.run[-1] is not None, whole.run_id  # a specimen: no worker may ever claim it
+                if cursor.one("run_key", (whole.run_id,)) is not None:
+                    raise taken
+                self._take_in_events(cursor, _insert(cursor, whole, lines))
+
+        self._database.write(write, lambda cursor, _: cursor.one("run_key", (wholes[0].run_id,)) is not None)
+
     def _take_in_events(self, cursor: Cursor, events: Sequence[Row]) -> None:
         cursor.each("insert_event", events)
 
@@ -118,7 +139,7 @@ class Wholes(Part):
         return [RateRow(*row) for row in self._database.read("rates")]
 
     def take_in_rates(self, rates: Sequence[RateRow]) -> None:
-        """Merge rate limits: each key gets the later times, so that starts of both journals together keep the rate."""
+        """Merge rate limits: each key gets the later times, so that both journals together keep the rate."""
 
         def write(cursor: Cursor) -> None:
             for rate in rates:

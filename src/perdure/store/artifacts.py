@@ -1,14 +1,14 @@
-"""Artifacts: the rows of large bytes that tools have saved, and the bytes themselves in chunks, up to a limit.
+"""Artifacts: the rows of large bytes that tools have saved. Up to a size limit, the bytes are here too, in chunks.
 
 An event never names missing bytes, because of the order of the writes: first the row, then the bytes, then the state
 `saved` in the row, and last the event that names the artifact. A crash leaves at most an orphan: an artifact that no
-event names. Its row says where its bytes are, so `perdure prune --orphans` deletes both. So does the prune of its run.
+event names. Its row says where its bytes are, so `perdure prune --orphans`, or the prune of its run, deletes both.
 
 A deletion also begins with the row: the row gets the state `deleting`, then the bytes are deleted, then the row. After
 a crash the next prune continues.
 
-The table `perdure_artifact_uses` says which families use an artifact. Only these families may open the artifact. It is
-kept as long as one of them uses it.
+The table `perdure_artifact_uses` says which families use an artifact. Only these families may open the artifact. An
+artifact is kept as long as a family uses it.
 """
 
 from __future__ import annotations
@@ -162,11 +162,29 @@ class Artifacts(Part):
         return {"artifacts": str(count), "artifact_bytes": str(size), "artifact_bytes_here": str(here), "artifacts_doomed": str(doomed)}
 
 
-def keep(cursor: Cursor, root_key: int, artifacts: Sequence[str], outside: Sequence[ArtifactRow]) -> None:
-    """The run of copied artifacts is being inserted, in the caller's transaction: its family uses them from now on.
+def take_in_bytes(cursor: Cursor, row: ArtifactRow, chunks: Iterable[bytes]) -> None:
+    """Insert an artifact with its bytes, in the caller's transaction. Nothing happens if it is here already.
 
-    The rows of `outside` are inserted only now. The bytes belong to the source as well until its move is done. A row
-    without a run would be an orphan here, and `perdure prune --orphans` would delete these bytes.
+    Its id is random, so an artifact with the same id is the same artifact, of a specimen or of the run itself. Conflict
+    if its bytes are others, or are being deleted.
+    """
+    found = cursor.one("artifact", (row.artifact,))
+    if found is None:
+        _insert(cursor, row)
+        key = _key(cursor, row.artifact)
+        for number, data in enumerate(chunks):
+            cursor.change("insert_chunk", (key, number, data))
+        return
+    here = ArtifactRow(*found)
+    if here.state != "saved" or (here.sha256, here.size, here.tenant) != (row.sha256, row.size, row.tenant):
+        raise Conflict(f"artifact {row.artifact} is here with other bytes, or is being deleted; nothing was imported: use another database")
+
+
+def keep(cursor: Cursor, root_key: int, artifacts: Sequence[str], outside: Sequence[ArtifactRow]) -> None:
+    """Record that the family of a copied run uses these artifacts, inside the transaction that inserts the run.
+
+    The rows of `outside` are inserted only now, together with the run. A row without a run would be an orphan, and
+    `perdure prune --orphans` in this database would delete its bytes, which the source needs until its move is done.
     """
     for row in outside:
         if cursor.one("artifact_to_change", (row.artifact,)) is None:
@@ -182,7 +200,7 @@ def keep(cursor: Cursor, root_key: int, artifacts: Sequence[str], outside: Seque
 def doom_unused(cursor: Cursor, runs: dict[str, str], *, at_once: bool) -> int:
     """Give the state `deleting` to the artifacts of these runs that no other family uses. Returns how many.
 
-    The caller deletes the runs. `at_once`: the runs are copies, and the copy is undone. Bytes in other places belong
+    The caller deletes the runs. `at_once` is for copies of runs, when the copy is undone: bytes in other places belong
     to the journal that was copied, so only the rows and chunks in this database are deleted.
     """
     keys = [key for (key,) in cursor.all("used_artifacts", runs)]

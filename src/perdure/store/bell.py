@@ -17,7 +17,7 @@ from typing import Protocol
 
 log = logging.getLogger("perdure.store")
 Ring = Callable[[], None]
-Moved = Callable[[Collection[str] | None], None]  # gets the ids of the runs that have moved; None: any run may have moved
+Moved = Callable[[Collection[str] | None], None]  # gets the ids of the runs that have moved; None: any run
 
 
 class Bell(Protocol):
@@ -38,7 +38,7 @@ class Bell(Protocol):
 
     @property
     def watched(self) -> bool:
-        """Is there a watcher, in this process or in another? If not, a commit need not call `moved`. Cheap to ask."""
+        """Is there a watcher, in this process or in another? If not, a commit need not call `moved`. This is cheap."""
 
     def moved(self, run_ids: Collection[str]) -> None:
         """Tell all watchers, in this process and in others, that these runs have moved. Never raises."""
@@ -105,7 +105,7 @@ def call(listener: Callable[..., None], *args: object) -> None:
     try:
         listener(*args)
     except Exception as error:
-        # For example, the event loop of the listener is closed. That must not disturb the commit.
+        # For example, the event loop of the listener is closed. That must not make the commit fail.
         log.debug("a listener could not be rung: %r", error)
 
 

@@ -9,17 +9,18 @@ in a row.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from perdure import shell
-from perdure.core.events import Event, RunClaimed, Terminal
+from perdure.core.events import Event, RunClaimed
 from perdure.core.identity import seal
 from perdure.core.suspects import SUSPECT_CRASHES, Group
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent, WrongVersion
@@ -28,9 +29,9 @@ from perdure.store.api import FINISHED, Backlog, Claimed, Lease, RunRow, Served,
 from perdure.store.cursor import Cursor, Row
 from perdure.store.part import Means, Part
 from perdure.store.queues import Choice, HeldSuspects, Room, which
-from perdure.store.rows import as_lost, event_from, event_row, key_of, run_row
+from perdure.store.rows import as_lost, check_not_ended, event_from, event_row, has_ended, key_of, run_row
 
-_ENDS = frozenset(kind.__struct_config__.tag for kind in get_args(Terminal))  # the types of the last event of a run
+log = logging.getLogger("perdure.store")
 LEASE_RAN_OUT, PROVEN_DEAD = 1, 2  # the values of perdure_runs.lost
 
 
@@ -107,6 +108,7 @@ class Claims(Part):
     def __init__(self, means: Means) -> None:
         super().__init__(means)
         self._beats: dict[str, _Beat] = {}  # the last heartbeats of the other workers
+        self._told: set[str] = set()  # the runs with an edited row that this process has logged
 
     def register(
         self,
@@ -224,11 +226,17 @@ class Claims(Part):
         return self._take(worker, now, choose)
 
     def _take(self, worker: str, now: int, choose: Callable[[Cursor], list[Row]]) -> list[Claimed]:
+        edited: list[Row] = []
+
         def take(cursor: Cursor) -> list[tuple[int, Claimed]]:
             registered = cursor.one("worker_by_id", (worker,))
             if registered is None:
                 raise NotFound(f"worker {worker} is not registered; register it before it claims anything")
-            takes = [Take(row, worker, registered[0], now) for row in choose(cursor)]
+            chosen = choose(cursor)
+            edited[:] = filter(has_ended, chosen)
+            for row in edited:
+                _set_aside(cursor, row)
+            takes = [Take(row, worker, registered[0], now) for row in chosen if not has_ended(row)]
             cursor.each("claim_run", [take.values for take in takes])
             cursor.each("insert_event", [take.event for take in takes])
             firsts = _first_events(cursor, [take.key for take in takes if take.sealed.event.seq == 2])
@@ -241,7 +249,14 @@ class Claims(Part):
         taken = self._database.write(take, arrived)
         for key, claimed in taken:
             self._keys[claimed.lease.run_id] = key
+        for found in edited:
+            self._tell(run_row(found))
         return [claimed for _, claimed in taken]
+
+    def _tell(self, row: RunRow) -> None:
+        if row.run_id not in self._told:
+            self._told.add(row.run_id)
+            log.error("run %s: not claimed, because %s", row.run_id, _edited(row))
 
     def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> int | None:
         ((ready_at,),) = self._database.read("next_ready", which(served, queues))
@@ -354,14 +369,9 @@ class Claims(Part):
         if found is None:
             raise NotFound(f"there is no run {run_id}", hint="`perdure list` shows the runs")
         row = run_row(found)
+        row.check_live()
         _check_resumable(row, served)
-        last = cursor.one("type_at", (key_of(found), row.seq))
-        if last is not None and last[0] in _ENDS:
-            # The row was edited: a claim would append to a journal that has ended.
-            raise StoreCorrupt(
-                f"run {run_id} has ended (event {row.seq}, {last[0]}), and its row says {row.status}: the row was edited; nothing was written",
-                hint=f"{shell.command('verify', run_id)} tells more",
-            )
+        check_not_ended(found)
         if row.holder is None:
             return found
         if not self._liveness.is_dead(row.holder):
@@ -371,6 +381,19 @@ class Claims(Part):
                 f"run {run_id} is held by another worker", hint=f"worker {name}, last seen {seen}: wait for it, or stop that process"
             )
         return as_lost(found, PROVEN_DEAD, load_of(cursor, row.holder).beside(row.crashes))
+
+
+def _set_aside(cursor: Cursor, found: Row) -> None:
+    """Stop a run that has ended by its journal, and whose edited row says that it is ready. Nothing is appended."""
+    row = run_row(found)
+    # The triggers keep a row as it is if its status is one of a finished run. Such a row stays ready, and is left out again.
+    if row.status not in FINISHED:
+        cursor.change("set_aside", {"id": key_of(found), "error": _edited(row)})
+
+
+def _edited(row: RunRow) -> str:
+    command = f"{shell.command('verify', row.run_id)} --repair"
+    return f"its row was edited: by its journal it has ended (event {row.seq}); write the row again: {command}"
 
 
 def _first_events(cursor: Cursor, keys: Sequence[int]) -> dict[int, Row]:

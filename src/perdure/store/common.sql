@@ -1,6 +1,7 @@
 -- The statements that are the same in every dialect. The code calls each statement by the name above it.
 -- Values are passed as parameters only; no statement is ever assembled from data.
 -- {run} stands for the columns of a run, in the order of the fields of RunRow, and then the key of the run.
+-- {ended} stands for the expression with the name `ended` of the dialect.
 
 -- == Repairing =======================================================================================================
 
@@ -168,6 +169,10 @@ SELECT agent, queue, tenant, priority FROM perdure_runs WHERE id = ?
 -- name: move_run
 UPDATE perdure_runs SET version = ?, line = ? WHERE id = ?
 
+-- name: set_aside
+-- A run that has ended by its journal, and whose edited row says that it is ready: a person has to look at it.
+UPDATE perdure_runs SET status = 'needs_attention', attention = 'error', error = :error, waiting_for = NULL, ready_at = NULL WHERE id = :id
+
 -- name: suspects_of_worker
 SELECT crashes, lost_with FROM perdure_runs WHERE holder = ? AND crashes >= 2
 
@@ -201,7 +206,7 @@ ON CONFLICT (key) DO UPDATE SET due = excluded.due, paused_until = excluded.paus
 
 -- name: keep_progress
 -- Nothing changes unless this worker holds the run under this epoch. On PostgreSQL a claim may commit while this
--- statement runs; then the row is about the attempt before, and never replaces the progress of a later attempt.
+-- statement runs. Then this row is about the attempt before that claim; it never replaces a later attempt's progress.
 INSERT INTO perdure_progress (run, call, attempt, progress, at)
 SELECT id, CAST(? AS BIGINT), CAST(? AS BIGINT), CAST(? AS TEXT), CAST(? AS BIGINT)
 FROM perdure_runs WHERE run_id = ? AND holder = ? AND epoch = ?
@@ -209,7 +214,7 @@ ON CONFLICT (run, call) DO UPDATE SET attempt = excluded.attempt, progress = exc
 WHERE perdure_progress.attempt <= excluded.attempt
 
 -- name: forget_progress
--- The end of the attempt is in the journal. This needs no guard: a journal never takes an event back.
+-- The end of the attempt is in the journal. No guard is needed here: an event is never removed from a journal.
 DELETE FROM perdure_progress WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND call = ? AND attempt <= ?
 
 -- == Moving, pruning =================================================================================================
@@ -283,7 +288,7 @@ UPDATE perdure_artifacts SET place = :place, object = :object WHERE artifact = :
 UPDATE perdure_artifacts SET state = 'saved', sha256 = :digest, size = :size WHERE artifact = :artifact AND state = 'saving'
 
 -- name: keep_artifact
--- An artifact of a copied journal: its bytes are there, and now its run is, too.
+-- Mark an artifact of a copied journal as saved: its bytes are here, and now its run is inserted too.
 UPDATE perdure_artifacts SET state = 'saved' WHERE id = ? AND state = 'saving' AND sha256 IS NOT NULL
 
 -- name: artifact
@@ -322,7 +327,8 @@ FROM perdure_artifacts WHERE state = 'deleting' ORDER BY id LIMIT ?
 UPDATE perdure_artifacts SET state = 'deleting' WHERE id = ? AND state <> 'deleting'
 
 -- name: other_artifact_use
--- Does a family use the artifact that has not saved it? A root's id has no slash, and every run below it begins with it.
+-- Is there a family that uses the artifact and has not saved it? The id of every run begins with the id of its root,
+-- and the id of a root has no slash.
 SELECT 1 FROM perdure_artifact_uses AS u JOIN perdure_artifacts AS a ON a.id = u.artifact JOIN perdure_runs AS r ON r.id = u.run
 WHERE u.artifact = ? AND a.run_id <> r.run_id AND substr(a.run_id, 1, length(r.run_id) + 1) <> r.run_id || '/'
 

@@ -27,7 +27,7 @@ class _Failure(Struct, frozen=True, gc=False):
 
 
 class _Told(Struct, frozen=True, gc=False):
-    """The fields that costs need of an event that begins, ends or settles an attempt. Other fields are not decoded."""
+    """The fields that are needed of an event that begins, ends or settles an attempt. Other fields are not decoded."""
 
     tool: str = ""
     attempt: int = 1
@@ -42,8 +42,8 @@ _decode = msgspec.json.Decoder(_Told).decode
 class _Attempt:
     """One attempt.
 
-    The attempt's usage counts once, however often it was recorded. If the attempt was in doubt and was settled, the
-    usage of the settlement is added.
+    The attempt's usage counts once, however often it was recorded. If the attempt was in doubt and was resolved, the
+    usage in its resolution is added.
     """
 
     __slots__ = ("began", "ended", "lost", "model", "tokens_cached", "tokens_in", "tokens_out", "tool", "usd_micros")
@@ -83,7 +83,7 @@ class _Attempt:
 
 
 class _Life:
-    """How long a run has existed, and how much of that no worker held it."""
+    """How long a run has existed, and for how much of that time no worker held it."""
 
     def __init__(self) -> None:
         self.began: int | None = None
@@ -154,7 +154,7 @@ class Costs(Part):
 
 
 def _told(database: Database, since: int, tenant: str | None) -> Iterator[Row]:
-    """The events that begin, end and settle attempts, and those of a run's life: run by run, in the order of the journal."""
+    """The events that begin, end and settle attempts, or begin, release and end a run: run by run, in order."""
     run = seq = 0
     while True:
         page = database.read("attempts_told", {"run": run, "seq": seq, "since": since, "tenant": tenant, "limit": _PAGE})

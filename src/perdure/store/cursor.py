@@ -47,7 +47,7 @@ class Cursor(Protocol):
         """Take an exclusive lock on the key until this transaction ends."""
 
     def link_chain(self) -> None:
-        """Link the new entries of the journal-wide chain to the entries before them, unless the database does it itself."""
+        """Link the new entries of the journal-wide chain to those before them, unless the database does it itself."""
 
     def patience(self, seconds: float) -> None:
         """From now on, this transaction waits at most `seconds` for a lock, then raises StoreUnavailable."""
@@ -75,10 +75,10 @@ class Database(Protocol):
         """Lend the transaction's own connection to a tool. The tool can use only its own tables."""
 
     def unguarded(self, cursor: Cursor) -> AbstractContextManager[None]:
-        """Inside, this transaction may change settled rows, which the triggers of the schema keep as they are."""
+        """Inside this context, the transaction may change settled rows. Otherwise triggers refuse such a change."""
 
     def version(self) -> int:
-        """A number that changes whenever any process commits something. Cheap to ask."""
+        """A number that changes whenever any process commits something. This is a cheap question."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -86,8 +86,9 @@ class Database(Protocol):
 
 # -- statements by name -----------------------------------------------------------------------------------------------
 _MARK = "-- name: "
-RUN_COLUMNS = ", ".join((*RunRow.__struct_fields__, "id"))  # {run} in a statement is replaced by these columns
+RUN_COLUMNS = ", ".join((*RunRow.__struct_fields__, "id"))
 KEY = len(RunRow.__struct_fields__)  # the place of `id` in RUN_COLUMNS
+ENDED = KEY + 1  # the place of {ended} in statements that begin with `SELECT {run}, {ended}`
 
 
 def load(dialect: str) -> dict[str, str]:
@@ -97,11 +98,15 @@ def load(dialect: str) -> dict[str, str]:
 
 
 def statements(*files: str) -> dict[str, str]:
-    """The statements in these files by name, without comment lines."""
+    """The statements in these files by name, without comment lines.
+
+    {run} in a statement is replaced by RUN_COLUMNS, and {ended} by the expression that the dialect has under the name `ended`.
+    """
     found: dict[str, str] = {}
     for part in (part for text in files for part in text.split(f"\n{_MARK}")[1:]):
         name, *lines = part.splitlines()
         assert name not in found, f"there are two statements named {name}"
         found[name] = "\n".join(line for line in lines if line and not line.startswith("--")).replace("{run}", RUN_COLUMNS)
         assert found[name], f"there is no statement under the name {name}"
-    return found
+    ended = found.pop("ended", "")
+    return {name: sql.replace("{ended}", ended) for name, sql in found.items()}

@@ -25,7 +25,7 @@ from perdure.store.api import FINISHED, NewRun, Refused
 from perdure.store.creation import insert_run
 from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
-from perdure.store.rows import run_row
+from perdure.store.rows import has_ended, run_row
 
 
 class Relations(Struct, frozen=True, gc=False):
@@ -84,7 +84,7 @@ def _insert_child(cursor: Cursor, parent: Relations, event: Event, started: Chil
 def tell_parent(cursor: Cursor, delivery: Delivery, child: Relations, event: Event, end: Terminal) -> None:
     """Post the child's end to its parent, unless the parent has finished."""
     found = cursor.one("run_to_change", (child.parent,))
-    if found is None or run_row(found).status in FINISHED:
+    if found is None or _is_over(found):
         return
     delivery.deliver(cursor, found, Letter(child.parent_call, _finished(child.run_id, end), uuid.uuid4().hex, event.ts, child.parent_seq))
 
@@ -96,9 +96,14 @@ def cancel_children(cursor: Cursor, delivery: Delivery, run_id: str, below: Sequ
     """
     for found in below:
         child = run_row(found)
-        if child.parent == run_id and child.status != "cancelling":
+        if child.parent == run_id and child.status != "cancelling" and not _is_over(found):
             asked = CancelRequested(by=f"run {run_id}", reason="its parent was ended")
             delivery.deliver(cursor, found, Letter(None, asked, uuid.uuid4().hex, now))
+
+
+def _is_over(found: Row) -> bool:
+    """Has the run finished, by its row or by its journal? The two differ if the row was edited, or changed a moment ago."""
+    return run_row(found).status in FINISHED or has_ended(found)
 
 
 def _finished(run_id: str, end: Terminal) -> ChildFinished:

@@ -21,7 +21,8 @@ from perdure.store.projections import CONSEQUENTIAL, Consequences, may_be_refuse
 from perdure.store.rows import event_from
 
 _COMMITTED = Committed()
-LINK_EVERY = 8  # of the commits that release runs, the first and then each 8th links the journal-wide chain
+_from_hex = bytes.fromhex
+LINK_EVERY = 8  # the first commit that releases runs links the journal-wide chain, and then every 8th such commit
 LAST_SEQ = (1 << 32) - 1  # no event has a higher number
 
 
@@ -131,7 +132,7 @@ class Journal(Part):
                 released = True
         cursor.each("insert_event", rows)
         if released:
-            # To link costs as much as a small append, and a link covers all entries since the last one: so link now and then.
+            # A link costs as much as a small append, and covers all entries since the last link. So link rarely.
             if self._released % LINK_EVERY == 0:
                 cursor.link_chain()
             self._released += 1
@@ -139,7 +140,9 @@ class Journal(Part):
 
     def _append_one(self, cursor: Cursor, append: Append, key: int, events: list[Event], last_ts: int, called_s: float) -> Appended:
         """Check the guard, and write the consequences of `events`. If the answer is Refused, nothing was written."""
-        undoable = bool(events) and may_be_refused(events)
+        if not events and append.charge is None:
+            return _advance(cursor, append, key, last_ts)  # the common case
+        undoable = may_be_refused(events)
         if undoable:
             cursor.change("begin_append")
         answer = _advance(cursor, append, key, last_ts)
@@ -222,7 +225,7 @@ def _advance(cursor: Cursor, append: Append, key: int, last_ts: int) -> Appended
 def _is_woken(cursor: Cursor, append: Append, key: int) -> bool:
     """Is there unread post that makes the run ready at once when the run is released?
 
-    Not for a run that finishes: its post stays in the inbox, because the sender was told that the post has arrived.
+    False for a run that finishes: its post stays in the inbox, because the sender was told that the post has arrived.
     """
     if wake_at(append) is None:
         return False
@@ -239,7 +242,7 @@ def wake_at(append: Append) -> int | None:
 
 
 def latest(append: Append) -> int:
-    """The latest time of the append's events. If the clock was set back, an earlier event may have it."""
+    """The latest time of the append's events. If the clock was set back, this is not the time of the last event."""
     last = 0
     for sealed in append.events:
         if sealed.event.ts > last:
@@ -262,31 +265,37 @@ def _collect(append: Append, key: int, rows: list[Row]) -> tuple[list[Event], in
     following: list[Event] = []
     for sealed in append.events:
         event = sealed.event
-        seq, ts, body = seq + 1, event.ts, event.body
+        ts, body = event.ts, event.body
+        kind = type(body)
+        seq += 1
         assert event.seq == seq and event.epoch == epoch, (append.lease, event.seq, seq)
-        rows.append((key, seq, bytes.fromhex(event.event_id), ts, epoch, event.call, event.cause, sealed.data.decode(), sealed.hash))
+        rows.append((key, seq, _from_hex(event.event_id), ts, epoch, event.call, event.cause, sealed.data.decode(), sealed.hash))
         if ts > last_ts:
             last_ts = ts  # the maximum, not the time of the last event: the clock may have been set back in between
-        if type(body) in CONSEQUENTIAL or (type(body) is ToolCallInitiated and body.approval is not None):
+        if kind in CONSEQUENTIAL or (kind is ToolCallInitiated and body.approval is not None):  # type: ignore[union-attr]
             following.append(event)
     return following, last_ts
 
 
 def concerns_others(batch: Sequence[Append], answers: Sequence[Appended]) -> bool:
     """Do these appends leave work for another worker now: a released run, a new child, the end of a child?"""
-    # Use lists, here and in leaves_work: this code runs for every commit, and a generator would be slower.
-    return True in [isinstance(answer, Committed) and leaves_work(append) for append, answer in zip(batch, answers, strict=True)]
+    return any(leaves_work(append) and isinstance(answer, Committed) for append, answer in zip(batch, answers, strict=True))
 
 
 def leaves_work(append: Append) -> bool:
     """Does this append, once committed, leave work for another worker?"""
     row, events = append.row, append.events
-    if row is not None and row.status in FINISHED:
-        return "/" in append.lease.run_id  # a child: its parent has got a `child_finished`
-    if row is not None and row.release and row.ready_at is not None:
-        # Ring only for a run that is ready now: for a later time, workers look again without a bell.
-        return not events or row.ready_at <= events[-1].event.ts
-    return ChildStarted in [type(sealed.event.body) for sealed in events]
+    if row is not None:
+        if row.status in FINISHED:
+            return "/" in append.lease.run_id  # a child: its parent has got a `child_finished`
+        if row.release and row.ready_at is not None:
+            # Ring only for a run that is ready now. Workers find a run that is ready later without a bell.
+            return not events or row.ready_at <= events[-1].event.ts
+    # A plain loop: this code runs for every append, and a generator or a list would be slower.
+    for sealed in events:  # noqa: SIM110
+        if type(sealed.event.body) is ChildStarted:
+            return True
+    return False
 
 
 def refusal(cursor: Cursor, append: Append, key: int) -> Refused | None:

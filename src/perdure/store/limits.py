@@ -111,8 +111,8 @@ def _ledger(row: Row) -> Ledger:
 # -- rate limits: for each key one schedule of starts and one pause, which all workers share
 
 
-# A worker that had to wait for the write lock has a `now` that is some seconds old. If `now` is older than this limit,
-# its clock was set back.
+# A worker that had to wait for the write lock has a `now` that is some seconds old. If `now` is older than the stored
+# time by more than this, the worker's clock was set back.
 _SET_BACK_US = 60_000_000
 # How long to wait for a rate's row that another process has locked. The wait is short because a worker asks on its
 # event loop; the worker retries later.

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 from msgspec import structs
 
+from perdure import shell
+from perdure.core import identity
 from perdure.core.budget import NOTHING, amounts_of
 from perdure.core.events import (
     AnyBody,
@@ -33,7 +35,7 @@ from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
 from perdure.store.part import Means, Part
 from perdure.store.projections import Consequences
-from perdure.store.rows import body_or_none, event_row, has_arrived, inbox_row, key_of, run_row
+from perdure.store.rows import body_or_none, check_not_ended, event_row, has_arrived, inbox_row, key_of, run_row
 
 _ERROR_CHARS = 500  # how much of an error message the run's row has; the journal has the whole message
 _STATUS: dict[type, Status] = {RunSucceeded: "succeeded", RunFailed: "failed", RunCancelled: "cancelled"}
@@ -152,7 +154,7 @@ class Mailbox(Part):
             for one, found in [(one, cursor.one("run_to_change", (one.run_id,))) for one in ordered]:
                 self._reopen(cursor, one, found, now)
 
-        # After a commit with unknown outcome, either all runs are reopened or none is.
+        # After a commit with unknown outcome, either all runs are reopened or none is: it is enough to look for one.
         self._database.write(write, lambda cursor, _: has_arrived(cursor, runs[0].run_id, runs[0].events[0][2]))
         self._bell.ring()
 
@@ -160,10 +162,12 @@ class Mailbox(Part):
         if found is None:
             raise NotFound(f"there is no run {one.run_id}", hint="`perdure list` shows the runs")
         row, key = run_row(found), key_of(found)
+        row.check_live()  # a specimen is never reopened
         if self._delivery.holds(row.holder):
             raise AlreadyRunning(f"run {one.run_id} is held by a worker that is not known to be dead; pause it first")
         if row.status == "succeeded" or row.seq != one.seen:
             raise Conflict(f"run {one.run_id} has moved on: it is {row.status} and has {row.seq} events, not {one.seen}; look at it again")
+        check_not_ended(found)  # a run that has succeeded stays so, also if its row was edited to say otherwise
         head, reopened = row.head, row.seq + 1
         events = []
         for seq, (body, call, event_id) in enumerate(one.events, reopened):
@@ -200,14 +204,30 @@ def stands_for(event_id: str) -> str:
 def _created(cursor: Cursor, new: NewRun) -> tuple[RunRow, bool]:
     found = cursor.one("run_by_id", (new.run_id,))
     if found is not None:
+        _check_no_specimen(new, run_row(found))
         return run_row(found), False
+    if identity.undone_by(new.run_id) is not None and (root := cursor.one("run_by_id", (new.run_id.partition("/")[0],))) is not None:
+        run_row(root).check_live()
     # Another process may have created a run with this id since the query above. Then `insert_run` creates nothing, and
     # the next query finds that run.
     created = insert_run(cursor, new)
     found = cursor.one("run_by_id", (new.run_id,))
     if found is None:
         raise pruned_id(cursor, new)
+    _check_no_specimen(new, run_row(found))
     return run_row(found), created
+
+
+def _check_no_specimen(new: NewRun, row: RunRow) -> None:
+    """Conflict if the id is the id of a specimen: its result is not a result of this journal."""
+    assert isinstance(new.created, RunCreated), new.created
+    if row.specimen is not None and row.tenant != new.created.tenant:
+        raise Conflict(f"the run id {row.run_id} is taken; choose another")
+    if row.specimen is not None:
+        raise Conflict(
+            f"run {row.run_id} is a specimen here: an imported copy, to be looked at; no run with this id can be started",
+            hint=f"choose another id, or delete the specimen: perdure prune --specimen {shell.quote(row.run_id)}",
+        )
 
 
 def pruned_id(cursor: Cursor, new: NewRun) -> Conflict:
@@ -218,7 +238,8 @@ def pruned_id(cursor: Cursor, new: NewRun) -> Conflict:
     tombstone = Tombstone(*found[1:])
     assert isinstance(new.created, RunCreated), new.created
     if tombstone.tenant != new.created.tenant:
-        # The words that the app has for a run of another tenant that was not pruned. Only that the id is taken may be told.
+        # The same words as for a run of another tenant that was not pruned: the caller may learn only that the id is
+        # taken.
         return Conflict(f"the run id {run_id} is taken; choose another")
     at = datetime.fromtimestamp(tombstone.pruned_at // 1_000_000, UTC).date().isoformat()
     return Conflict(
@@ -242,8 +263,10 @@ def _unfinished(cursor: Cursor, run_id: str) -> Row:
     if found is None:
         raise NotFound(f"there is no run {run_id}", hint="`perdure list` shows the runs")
     row = run_row(found)
+    row.check_live()
     if row.status in FINISHED:
         raise RunEnded(f"run {run_id} has finished ({row.status}) and takes nothing more")
+    check_not_ended(found)
     return found
 
 

@@ -42,10 +42,13 @@ class Place(Protocol):
         """Begin an object. An object with the same name is replaced when the new one is closed."""
 
     def read(self, name: str, start: int, size: int) -> bytes:
-        """At most `size` bytes from `start`. StoreCorrupt if there is no such object, StoreUnavailable if there is no place."""
+        """At most `size` bytes from `start`. StoreCorrupt if there is no such object.
+
+        StoreUnavailable if the place itself cannot be reached.
+        """
 
     def delete(self, name: str) -> None:
-        """Delete the object, and what is left of an object that was never closed. Nothing happens if there is none.
+        """Delete the object, and what is left of an object that was never closed. It is no error if there is none.
 
         StoreUnavailable if the place itself is not there: then it is unknown whether the object exists.
         """
@@ -61,13 +64,13 @@ def open_place(url: str) -> Place:
 
 
 def check_place(url: str) -> str:
-    """The URL, if it has the form of a place. InvalidInput if not."""
+    """The URL, if it has the form of a place. Otherwise InvalidInput."""
     open_place(url)
     return url
 
 
 def _checked(name: str) -> str:
-    if _NAME.fullmatch(name) is None:  # a name is made by perdure, and never of a path
+    if _NAME.fullmatch(name) is None:  # perdure makes the names; a name never contains a path
         raise StoreCorrupt(f"{name!r:.100} is not the name of an artifact's object; the row that has it was changed by hand")
     return name
 
@@ -75,8 +78,8 @@ def _checked(name: str) -> str:
 class Folder:
     """A folder that exists. If several machines work on a journal, they all need the same folder at the same path.
 
-    The folder is never created here. It may lie in a file system that is not mounted at the moment: artifacts would go to
-    another disk, and a prune would take every artifact that it does not find for deleted.
+    The folder is never created here, because its file system may not be mounted at the moment. In a new folder,
+    artifacts would go to another disk, and a prune would treat every artifact that it does not find as deleted.
     """
 
     piece_bytes = 1 << 20
@@ -130,14 +133,14 @@ class Folder:
             self._check_is_there()
 
     def _check_is_there(self) -> None:
-        """A file is missing. StoreUnavailable if the reason may be that the folder is not mounted on this machine."""
+        """Call this if a file is missing. StoreUnavailable if the folder may not be mounted on this machine."""
         try:
             with os.scandir(self._folder) as entries:
                 empty = next(entries, None) is None
         except OSError as error:
             raise self.unavailable(error) from None
-        # A folder that had an artifact once has folders below it for ever. An empty one is a mount point without its
-        # file system, or (after a crash before the very first artifact) there is nothing to delete yet.
+        # If the folder ever had an artifact, it has folders below it for ever. An empty folder is a mount point
+        # without its file system; or a crash came before the very first artifact, and there is nothing to delete yet.
         if empty:
             raise StoreUnavailable(f"the folder for artifacts {self._folder} is empty; mount its file system on this machine")
 
@@ -147,7 +150,7 @@ class Folder:
         return StoreUnavailable(f"the folder for artifacts {self._folder} cannot be used: {why}")
 
     def _file(self, name: str) -> Path:
-        # Two levels, so that no folder gets too many files.
+        # Use two levels of folders, so that no folder gets too many files.
         return self._folder / _checked(name)[:2] / name
 
 
@@ -261,12 +264,12 @@ class Bucket:
             raise StoreUnavailable(f"the bucket for artifacts {self.url} cannot be used: {first[0][:300]}") from None
 
     def _check_is_there(self) -> None:
-        """Something is missing. StoreUnavailable if it is the bucket itself."""
+        """Call this if an object is missing. StoreUnavailable if the bucket itself is missing."""
         from obstore import list as listing
 
         try:
             next(iter(listing(self._store, chunk_size=1)), None)
-        except Exception as error:  # also if it may not be listed: it stays unknown whether the object or the bucket is missing
+        except Exception as error:  # also if the list is refused: then it is unknown what is missing
             raise StoreUnavailable(f"the bucket for artifacts {self.url} is not there, or cannot be listed: {str(error)[:200]}") from None
 
 

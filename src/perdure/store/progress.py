@@ -1,7 +1,7 @@
 """The last progress of attempts under way, as `call.heartbeat` reported it. It is not part of the journals.
 
-Progress is only a hint: for people, and for the next attempt of the call if the worker dies. Nothing is decided by it.
-When an attempt ends, the event of its end contains its last progress, and the row is deleted soon after.
+Progress is only a hint: for people, and for the next attempt of the call if the worker dies. No decision depends on
+it. When an attempt ends, the event of its end contains its last progress, and the row is deleted soon after.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The consequences: an approval is created or consumed, a child is created, a parent gets the end of its child, a notice
 is written, and the budget of a run that has ended is settled. Most events have no consequence; the type of an event
-tells.
+says whether it has one.
 """
 
 from __future__ import annotations

@@ -13,15 +13,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from perdure.errors import Conflict, NotFound
 from perdure.store.api import FINISHED, ArchiveStore, Prunable, Pruned, Tombstone
 from perdure.store.archive import as_json
 from perdure.store.artifacts import doom_unused
 from perdure.store.cursor import Cursor, Row
 from perdure.store.part import Part
+from perdure.store.rows import run_row
 
 NOTHING = Pruned(0, 0, 0, 0)
 BATCH_FAMILIES, BATCH_EVENTS = 100, 5_000  # at most this many per transaction, unless a single family has more events
 _TURN_S = 0.02
+_BY_AGE = "runs are pruned by their age: perdure prune --older-than 90d"
 
 
 def found(store: ArchiveStore, before: int, statuses: Sequence[str], limit: int | None) -> Iterator[Prunable]:
@@ -85,7 +88,7 @@ class Pruning(Part):
             families = _locked(cursor, roots)
             untold = {run for (run,) in cursor.all("unsent_notices", {"runs": as_json(row[2] for family in families for row in family)})}
             over = [family for family in families if all(_is_over(row, before) and row[2] not in untold for row in family)]
-            done = _delete(cursor, over, {"status": None, "now": now, "by": by})
+            done = _delete(cursor, over, {"status": None, "now": now, "by": by}, at_once=False)
             return done, over[0][0][1] if over else None
 
         def arrived(cursor: Cursor, buried: tuple[Pruned, str | None]) -> bool:
@@ -104,10 +107,25 @@ class Pruning(Part):
             here = _locked(cursor, [copied[0][0] for copied in families])
             moved_on = [row[1] for family in here for row in family if was.get(row[1]) != (row[3], row[4])]
             if not moved_on:
-                _delete(cursor, here, {"status": "returned", "now": now, "by": by})
+                _delete(cursor, here, {"status": "returned", "now": now, "by": by}, at_once=True)
             return moved_on
 
         return self._database.write(take_out, lambda cursor, _: False)
+
+    def delete_specimens(self, roots: Sequence[str], *, by: str, now: int) -> Pruned:
+        """Delete these families of specimens in one transaction. Their ids are free again: nothing was done under them."""
+
+        def take_out(cursor: Cursor) -> Pruned:
+            for root in roots:
+                found = cursor.one("run_to_change", (root,))
+                if found is None:
+                    raise NotFound(f"there is no run {root}", hint="`perdure list` shows the runs")
+                if run_row(found).specimen is None:
+                    raise Conflict(f"run {root} is no specimen: it ran in this journal, and nothing was deleted", hint=_BY_AGE)
+            # An artifact that a run of this journal had too may lie in another place: the caller sweeps, as after a prune.
+            return _delete(cursor, _locked(cursor, roots), {"status": "returned", "now": now, "by": by}, at_once=False)
+
+        return self._database.write(take_out, lambda cursor, _: cursor.one("run_key", (roots[0],)) is None)
 
     def tombstone(self, run_id: str) -> Tombstone | None:
         rows = self._database.read("tombstone", (run_id,))
@@ -162,7 +180,7 @@ def _is_over(row: Row, before: int) -> bool:
     return status in FINISHED and updated_at < before
 
 
-def _delete(cursor: Cursor, families: Sequence[Sequence[Row]], tombstone: dict[str, str | int | None]) -> Pruned:
+def _delete(cursor: Cursor, families: Sequence[Sequence[Row]], tombstone: dict[str, str | int | None], *, at_once: bool) -> Pruned:
     if not families:
         return NOTHING
     keys = [row[2] for family in families for row in family]
@@ -174,7 +192,7 @@ def _delete(cursor: Cursor, families: Sequence[Sequence[Row]], tombstone: dict[s
         *("prune_progress", "prune_approvals", "prune_budgets", "prune_blob_uses"),
     ):
         cursor.change(name, runs)
-    artifacts = doom_unused(cursor, runs, at_once=tombstone["status"] == "returned")
+    artifacts = doom_unused(cursor, runs, at_once=at_once)
     events = cursor.change("prune_events", runs)
     cursor.change("prune_runs", runs)
     blobs = cursor.change("prune_blobs", digests) if cursor.all("blobs_to_prune", digests) else 0

@@ -48,7 +48,7 @@ def move(cursor: Cursor, run_key: int, version: str) -> None:
 def which(served: Iterable[Served], queues: Sequence[str] | None) -> dict[str, str | None]:
     """The query parameters that select lines by served agents and queues."""
     return {
-        # Each agent and version once: with a duplicate, the query would return the same runs twice.
+        # Name each agent and version only once: with a duplicate, the query would return the same runs twice.
         "served": msgspec.json.encode(list(dict.fromkeys((one.agent, one.version) for one in served))).decode(),
         "queues": None if queues is None else msgspec.json.encode(list(queues)).decode(),
     }

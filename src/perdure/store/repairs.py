@@ -42,8 +42,9 @@ def _write(cursor: Cursor, repair: Repair, delivery: Delivery) -> None:
     if found is None:
         raise NotFound(f"there is no run {repair.run_id}; `perdure list` shows the runs")
     row, key = run_row(found), key_of(found)
+    row.check_live()
     worker = cursor.one("worker_by_id", (row.holder,)) if row.holder is not None and delivery.holds(row.holder) else None
-    if worker is not None:  # if the holder is not registered, perdure did not write that holder
+    if worker is not None:  # perdure never writes a holder that is not registered: ignore such a holder
         raise AlreadyRunning(f"run {repair.run_id} is held by worker {worker[0]}; nothing was changed: stop that worker first")
     if row != repair.seen:
         raise Conflict(f"run {repair.run_id} has changed meanwhile; nothing was changed: verify it again")
@@ -70,7 +71,7 @@ def _write(cursor: Cursor, repair: Repair, delivery: Delivery) -> None:
 
 
 def _columns(row: RunRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in row.__struct_fields__ if name not in ("run_id", "lost_with")}
+    return {name: getattr(row, name) for name in row.__struct_fields__ if name not in ("run_id", "lost_with", "specimen")}
 
 
 def _line(cursor: Cursor, row: RunRow) -> int:

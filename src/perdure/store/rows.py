@@ -12,14 +12,14 @@ from perdure.core.events import AnyBody, Event, decode_body
 from perdure.core.identity import Sealed
 from perdure.errors import StoreCorrupt
 from perdure.store.api import InboxRow, RunRow
-from perdure.store.cursor import KEY, Cursor, Row
+from perdure.store.cursor import ENDED, KEY, Cursor, Row
 
 _TEXT, _MAYBE_TEXT, _NUMBER, _MAYBE_NUMBER, _BYTES = (str,), (str, NoneType), (int,), (int, NoneType), (bytes,)
 _COLUMNS: tuple[tuple[type, ...], ...] = (
     # The columns from run_id to ready_at.
     *(_TEXT, _TEXT, _TEXT, _TEXT, _MAYBE_TEXT, _TEXT, _MAYBE_TEXT, _TEXT, _TEXT, _MAYBE_TEXT, _MAYBE_NUMBER),
     *(_NUMBER, _BYTES, _NUMBER, _MAYBE_TEXT, _NUMBER, _MAYBE_TEXT, _NUMBER, _NUMBER),  # columns seq to updated_at
-    *(_NUMBER, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER, _NUMBER, _NUMBER),  # the columns from priority to lost_with
+    *(_NUMBER, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER, _NUMBER, _NUMBER, _MAYBE_TEXT),  # the columns from priority to specimen
 )
 
 
@@ -69,6 +69,24 @@ def key_of(row: Row) -> int:
     return key
 
 
+def has_ended(row: Row) -> bool:
+    """Is the run's last event terminal, whatever its status says? For a row of a statement with {ended}."""
+    return row[ENDED] is not None
+
+
+def check_not_ended(row: Row) -> None:
+    """StoreCorrupt if the run has ended by its journal, and its row says otherwise. For a row of a statement with {ended}.
+
+    The row was edited then. An event after the terminal event would make the journal worthless.
+    """
+    run = run_row(row)
+    if has_ended(row) and row[ENDED] != f"run_{run.status}":
+        raise StoreCorrupt(
+            f"run {run.run_id} has ended (event {run.seq}, {row[ENDED]}), and its row says {run.status}: the row was edited; nothing was written",
+            hint=f"write the row again from the journal: {shell.command('verify', run.run_id)} --repair",
+        )
+
+
 def lost_of(row: Row) -> int:
     """How the run's last holder was lost (`RunRow.lost`), from the same row as in run_row. 0: it was not lost."""
     lost: int = row[_LOST]
@@ -82,8 +100,8 @@ def lost_with_of(row: Row) -> int:
 
 
 def as_lost(row: Row, lost: int, lost_with: int) -> Row:
-    """The row as it will be after the loss of its dead holder, which is not in the database yet."""
-    return (*row[:_LOST], lost, lost_with, *row[KEY:])
+    """The row as it will be once the loss of its dead holder is recorded. The database does not have this row yet."""
+    return (*row[:_LOST], lost, lost_with, *row[_LOST_WITH + 1 :])
 
 
 def event_row(key: int, sealed: Sealed) -> Row:
@@ -142,6 +160,6 @@ def inbox_row(row: Row) -> InboxRow:
 
 
 def has_arrived(cursor: Cursor, run_id: str, event_id: str) -> bool:
-    """Is the posted event in the run's journal or its inbox? Asked after a COMMIT with unknown outcome."""
+    """Is the posted event in the run's journal or its inbox? The code asks after a COMMIT with unknown outcome."""
     wanted = {"run_id": run_id, "event_id": bytes.fromhex(event_id)}
     return any(cursor.one(name, wanted) is not None for name in ("event_of_run", "inbox_event_of_run"))

@@ -119,6 +119,9 @@ class SqlStore(
     @abstractmethod
     def problems(self) -> list[str]: ...
 
+    @abstractmethod
+    def restore_schema(self, *, check: bool = False) -> list[str]: ...
+
     def common_facts(self) -> dict[str, str]:
         """The part of `facts` that is the same in every dialect."""
         failing, last_error = self._database.read("failing_notices")[0]

@@ -118,8 +118,8 @@ class Copying:
     def history(self) -> Copied:
         """Copy only finished families; the source stays open.
 
-        Notices are not copied, because the source sends them. Workers may go on meanwhile: a family that ends during the
-        copy is copied or left out as a whole.
+        Notices are not copied, because the source sends them. Workers may continue meanwhile: a family that ends
+        during the copy is copied or left out as a whole.
         """
         survey = self.survey(only_finished=True)
         return structs.replace(self._copy(survey, only_finished=True), there=survey.there, tables=survey.tables)
@@ -127,8 +127,9 @@ class Copying:
     def abandon(self, *, now: int) -> int:
         """Undo a move that has not finished: delete copies in the target, then reopen the source.
 
-        Copies of unfinished families are deleted. Copies of finished families stay, except those whose artifacts lie in
-        a folder or bucket: source and target would share the bytes, and a prune in one would delete them for the other.
+        Copies of unfinished families are deleted. Copies of finished families stay, except those whose artifacts are
+        in a folder or bucket: source and target would share these bytes, and a prune of one journal would delete the
+        bytes of the other.
 
         Returns how many runs of the source were unfinished, so that their copies were deleted.
 
@@ -150,8 +151,8 @@ class Copying:
                     raise self._cannot_undo(f"run {names[0]} has continued in {self._to_url} since it was copied")
                 if act == self._delete_copies:
                     taken += sum(len(family.members) for family in back if not family.finished)
-        # The source is closed until here. If this process is killed before, both journals name the same bytes only while
-        # one of them is closed, and the same command goes on.
+        # The source stays closed until this line. So if this process is killed earlier, the two journals are never
+        # both open while they name the same bytes, and the same command continues.
         self._source.reopen_journal()
         return taken
 
@@ -179,8 +180,8 @@ class Copying:
     def _copy(self, survey: CopySurvey, *, only_finished: bool) -> Copied:
         """Copy what is missing in the target, and read back every family, also those that were there already.
 
-        A page is read back before the next one is read. If the source is open, a later look at it would also find
-        families that have ended since, and that were never sent.
+        A page is read back before the next page is read. If the source is open, a later query would also find families
+        that have ended in the meantime and were not copied.
         """
         copied = Copied()
         seen = 0
@@ -205,7 +206,7 @@ class Copying:
         return copied
 
     def _copy_batch(self, batch: Sequence[Family], only_finished: bool) -> tuple[Sequence[Family], int, int]:
-        """Copy these families in one transaction. Returns the families that were copied, and how many blobs and artifacts.
+        """Copy these families in one transaction. Returns the copied families, and how many blobs and artifacts.
 
         A family that is pruned in the source meanwhile is left out.
         """
@@ -226,12 +227,12 @@ class Copying:
 
     def _send(self, batch: Sequence[Family], only_finished: bool) -> tuple[int, int]:
         parts = list(_parts(batch))
-        # A batch that is too large for memory is read twice instead.
+        # If the whole batch fits into memory, it is read once and kept. A larger batch is read again for each use.
         kept = [self._source.wholes(parts[0])] if len(parts) == 1 else None
 
         def read() -> Iterator[Sequence[Whole]]:
             yield from kept or map(self._source.wholes, parts)
-            # A run and its rows are read in several statements, and a prune may come in between. Its tombstone shows it.
+            # A run and its rows are read in several statements. If a prune came in between, there is a tombstone.
             if self._pruned(batch):
                 raise _Pruned
 
@@ -240,21 +241,21 @@ class Copying:
         def sent(whole: Whole) -> Whole:
             return structs.replace(
                 whole,
-                notices=[] if only_finished else whole.notices,  # the source sends them
+                notices=[] if only_finished else whole.notices,  # the source sends the notices
                 outside=[outside[artifact] for artifact in whole.artifacts if artifact in outside],
             )
 
-        # Copy the blobs and artifacts first: if the process is killed in between, those without a run do no harm. A run never
-        # arrives without its blobs or without its family.
+        # The blobs and artifacts are copied first: if the process is killed in between, blobs and artifacts without a
+        # run do no harm. A run never arrives without its blobs or without its family.
         self._target.take_in(lambda: (list(map(sent, part)) for part in read()))
         return blobs, artifacts
 
     def _copy_artifacts(self, parts: Iterable[Sequence[Whole]], only_finished: bool) -> tuple[int, dict[str, ArtifactRow]]:
         """Copy artifacts, chunk by chunk. In a move, bytes that lie outside of the database stay where they are.
 
-        Returns how many, and the rows whose bytes stay: `take_in` inserts these rows together with their run.
+        Returns how many were copied, and the rows whose bytes stay: `take_in` inserts these rows with their run.
 
-        With `only_finished` both journals stay in use, and each deletes its own artifacts one day. So the copy gets
+        With `only_finished` both journals stay in use, and each deletes its own artifacts later. So the copy gets
         bytes of its own, under a name that the same command uses again after an interruption.
         """
         copied = 0
@@ -262,7 +263,7 @@ class Copying:
         for artifact in dict.fromkeys(artifact for part in parts for whole in part for artifact in whole.artifacts):
             row = self._source.artifact(artifact)
             if row is None or row.state != "saved":
-                continue  # it was pruned meanwhile, and its family with it: take_in reports that
+                continue  # the artifact was pruned meanwhile, together with its family; `take_in` reports that
             if row.place is not None and only_finished:
                 self._target.take_in_artifact(self._copy_object(row), ())
             elif row.place is not None:
@@ -327,7 +328,7 @@ class Copying:
         return damaged
 
     def _families_that_share_bytes(self) -> set[str]:
-        """The roots of the families whose artifacts are in a folder or bucket, under the same name for both journals.
+        """The roots of the families whose artifacts are in a folder or bucket. Both journals name the same bytes.
 
         Conflict if the target has pruned such a family, or has given such an artifact to a run of its own. A prune of
         the target that runs at the same time as --abandon is not seen here, and deletes bytes of the source.

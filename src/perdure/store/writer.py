@@ -29,7 +29,7 @@ _WEIGHT = 0.2  # the weight of the newest commit in the moving average of the co
 
 
 class Sends(Protocol):
-    """The additional method of a remote store (PostgreSQL): send a commit without waiting. Only `GroupCommit` uses it."""
+    """The additional method of a remote store (PostgreSQL): send a commit without waiting, for `GroupCommit` only."""
 
     def send(self, batch: Sequence[Append], loop: asyncio.AbstractEventLoop, done: Callable[[list[Appended | None]], None]) -> list[Append]:
         """Begin a commit on this loop's thread, without waiting. Returns the appends that must use `append` instead.
@@ -101,7 +101,7 @@ class GroupCommit:
         if not group:
             return
         assert self._sends is not None
-        appends = [waiting.as_of_now() for waiting in group]
+        appends = _as_of_now(group)
         self._sent = True
         try:
             left = {id(append) for append in self._sends.send(appends, self._loop, lambda answers: self._answered(sent, answers))}
@@ -202,13 +202,13 @@ class GroupCommit:
         answers: Sequence[Appended | Exception]
         begun_s = time.perf_counter()
         try:
-            answers = self._store.append([waiting.as_of_now() for waiting in group])
+            answers = self._store.append(_as_of_now(group))
         except Locked as error:  # another transaction has locked one of the runs: the other runs need not wait
-            answers = [error] if len(group) == 1 else [self._alone(waiting.as_of_now()) for waiting in group]
+            answers = [error] if len(group) == 1 else [self._alone(_as_of_now([waiting])[0]) for waiting in group]
         except StoreUnavailable as error:  # for example a full disk: this group fails, the next group may find room
             answers = [error] * len(group)
         except Exception as error:  # one append has caused the error: the other appends must not fail
-            answers = [error] if len(group) == 1 else [self._alone(waiting.as_of_now()) for waiting in group]
+            answers = [error] if len(group) == 1 else [self._alone(_as_of_now([waiting])[0]) for waiting in group]
         cost_s = (time.perf_counter() - begun_s) / len(group)
         self._cost_s += _WEIGHT * (cost_s - self._cost_s)
         for waiting, answer in zip(group, answers, strict=True):
@@ -242,16 +242,22 @@ class GroupCommit:
 
 
 class _Waiting:
-    __slots__ = ("_since_s", "answer", "append", "arrived", "done")
+    __slots__ = ("answer", "append", "arrived", "done", "since_s")
 
     def __init__(self, append: Append, done: Done | None, arrived: threading.Event | None) -> None:
         self.append = append
         self.done = done
         self.arrived = arrived
         self.answer: Appended | Exception | None = None
-        self._since_s = time.monotonic()
+        self.since_s = time.monotonic()
 
-    def as_of_now(self) -> Append:
-        """The append, with `at` moved by the time that it has waited: an approval may have expired meanwhile."""
-        waited_s = time.monotonic() - self._since_s
-        return self.append if waited_s <= _LONG_S else structs.replace(self.append, at=self.append.at + round(waited_s * 1e6))
+
+def _as_of_now(group: list[_Waiting]) -> list[Append]:
+    """The appends, with `at` moved by the time that each has waited: an approval may have expired meanwhile."""
+    now_s = time.monotonic()
+    return [
+        waiting.append
+        if now_s - waiting.since_s <= _LONG_S
+        else structs.replace(waiting.append, at=waiting.append.at + round((now_s - waiting.since_s) * 1e6))
+        for waiting in group
+    ]

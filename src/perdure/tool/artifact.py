@@ -4,8 +4,8 @@ The pointer is a small JSON value. It goes through agents, arguments, results an
 in a pointer is a name that only perdure's own database resolves, never an address: so a forged pointer cannot name a
 file, another bucket, or the artifact of another tenant.
 
-Everything here exists once and serves async and sync code: `Pending` is awaited in an async tool, and a sync tool
-calls its `wait()`; `open()` works with `async with` and with `with`.
+The same code serves async and sync tools: an async tool awaits a `Pending`, and a sync tool calls its `wait()`;
+`open()` works with `async with` and with `with`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class OfHandle:
     """A holder that `app.handle(…)` has made, for one run that the app's own code has named."""
 
 
-# The call that is running on this task or thread. An artifact remembers the holder that was here when it was created.
+# The call that is running on this task or thread. Each artifact stores the value of this variable at its creation.
 in_call: ContextVar[HasVault | None] = ContextVar("perdure_artifacts", default=None)
 
 
@@ -86,7 +86,7 @@ class Artifact:
     size: int
     content_type: str
 
-    # pydantic reads this: a value with other fields is not an artifact, even if it has these four.
+    # pydantic reads this: a value with further fields is not an artifact, even if it has these four fields too.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
@@ -130,8 +130,9 @@ class Artifact:
 
 
 def _vault_of(artifact: Artifact) -> Vault:
-    # The rights are those of the call that is running, not of the call that has created this object: an object may come
-    # from another run's tool through a global variable. In a thread that a tool has started itself, no call is known.
+    # The rights are those of the call that is running, not of the call that has created this object: an object may
+    # come from another run's tool through a global variable. In a thread that a tool has started itself, no call is
+    # known.
     creator: HasVault | None = artifact._holder  # type: ignore[attr-defined]
     holder = creator if isinstance(creator, OfHandle) else in_call.get() or creator
     if machine_of_agent() is not None:
@@ -227,7 +228,7 @@ async def _next(source: AsyncIterator[bytes]) -> bytes | None:
 
 
 class _Batch(AsyncIterator[bytes]):
-    """The pieces of an async iterator, joined or cut to chunks. A chunk costs a thread switch and maybe a commit."""
+    """The pieces of an async iterator, joined or cut to chunks: each chunk costs a thread switch, maybe a commit."""
 
     def __init__(self, source: AsyncIterator[bytes]) -> None:
         self._source = source

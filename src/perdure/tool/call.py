@@ -24,7 +24,7 @@ from perdure.tool.spend import added, capped, checked
 
 Closer = Callable[[], Coroutine[Any, Any, None]]
 
-MAX_PROGRESS_BYTES = 32_768  # it is stored every few seconds, and recorded with the end of the attempt
+MAX_PROGRESS_BYTES = 32_768  # a limit, since progress is stored every few seconds and recorded with the attempt's end
 # One lock for all calls: the lock is held only for an addition, and a lock in each Call would take memory.
 _ADDING = threading.Lock()
 _OUTSIDE = "an artifact belongs to a run: call the tool from an agent"
@@ -76,7 +76,7 @@ class Call:
         self._on_spend = on_spend
         self._closers = closers
         self._vaults = vaults
-        self.clock: Callable[[], float] = time.monotonic  # an attempt with a heartbeat time-out sets the clock of its loop
+        self.clock: Callable[[], float] = time.monotonic  # with a heartbeat time-out: the clock of the attempt's loop
         self.heard_s = 0.0  # the time of the last heartbeat, by `clock`
         self.keeps = False  # the keeper of progress was told that there is a new progress (engine/local/progress.py)
         self.over = False  # the attempt has ended: its last progress is recorded with its end
@@ -111,13 +111,13 @@ class Call:
         return self._connection
 
     def save(self, data: Data, *, content_type: str = "application/octet-stream") -> Pending[Artifact]:
-        """Store large bytes, and get a pointer to return: `await call.save(…)`, or `call.save(…).wait()` in a sync tool.
+        """Store large bytes. Returns a pointer: `await call.save(…)`, or `call.save(…).wait()` in a sync tool.
 
-        `data` is bytes, the path of a file, a binary file, or an iterator of bytes, sync or async: of a file or an
-        iterator, only some chunks are in memory. The bytes are durable before the call's result is recorded. Return the artifact, or
-        a value that contains it: an artifact that no result of its call names is an orphan, which
-        `perdure prune --orphans` deletes. ArtifactNotSaved if the bytes are too large for the database and the setting
-        `artifacts` names no other place, or if that place cannot be reached.
+        `data` is bytes, the path of a file, a binary file, or an iterator of bytes, sync or async. Of a file or an
+        iterator, only some chunks are in memory at a time. The bytes are durable before the call's result is recorded.
+        Return the artifact, or a value that contains it: an artifact that no result of its call names is an orphan,
+        which `perdure prune --orphans` deletes. ArtifactNotSaved if the bytes are too large for the database and the
+        setting `artifacts` names no other place, or if that place cannot be reached.
         """
         if self._connection is not None:
             return artifact.save(NoVault(_IN_TRANSACTION), data, content_type)
@@ -125,14 +125,14 @@ class Call:
 
     @property
     def vault(self) -> Vault:
-        """Where the artifacts of this call are. Use `save`, and `open` of an artifact."""
+        """Saves and opens the artifacts of this call. Tools use `Call.save` and `Artifact.open` instead."""
         return NoVault(_OUTSIDE) if self._vaults is None else self._vaults(self)
 
     def heartbeat(self, progress: Any = None) -> None:
         """Give a sign of life, and report the progress of the tool: any value of at most 32 KiB that JSON can hold.
 
-        Without a value, this is only a sign of life, and the last progress stays. Any thread may call this, as often as
-        it likes. The last progress is shown to people, is stored every few seconds, is recorded with the end of the
+        Without a value, this is only a sign of life, and the last progress stays. Any thread may call this, any number
+        of times. The last progress is shown to people, is stored every few seconds, is recorded with the end of the
         attempt, and the next attempt gets it as `last_progress`. NotEncodable is raised if the value is too large, or
         not JSON; then the last progress stays. If the tool does not catch this exception, the attempt has failed,
         although its effect may have happened.
@@ -150,7 +150,7 @@ class Call:
             self._on_heartbeat(self)
 
     def hear(self, progress: bytes | None) -> None:
-        """Take a heartbeat from the isolated process of the tool. ValueError if it is not one."""
+        """Take a heartbeat from the isolated process of the tool. ValueError if the progress in it is not valid."""
         if progress:
             if len(progress) > MAX_PROGRESS_BYTES:
                 raise ValueError(f"a heartbeat of {len(progress):,} bytes")

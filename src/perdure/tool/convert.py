@@ -52,6 +52,14 @@ class Converter:
         """The typed value. Raises ValueError if the JSON value does not fit the annotation."""
         return self.adapter.validate_json(encode(plain))
 
+    def misfit(self, encoded: bytes) -> str | None:
+        """Why the JSON value does not fit the annotation; None if it fits. Text is not taken for a number here."""
+        try:
+            self.adapter.validate_json(encoded, strict=True)
+        except ValidationError as error:
+            return _first(error)
+        return None
+
     def encode(self, value: Any) -> bytes:
         """Canonical JSON of a result.
 

@@ -28,7 +28,7 @@ from perdure.errors import InvalidInput, NotEncodable
 from perdure.tool import hooks
 from perdure.tool.call import Call
 from perdure.tool.describe import argument_schema, documented, properties_of
-from perdure.tool.hooks import Compensator, Hook
+from perdure.tool.hooks import Compensator, Hook, Simulator
 from perdure.tool.policy import Predicate, policy_of
 from perdure.tool.signature import EMPTY, Parameter, Signature
 from perdure.tool.spend import Cost, estimated
@@ -133,6 +133,7 @@ class Tool(Generic[P, R]):
         self.estimate = estimated(cost, f"tool {self.name}: cost")
         self.reconciler: Hook | None = None
         self.compensator: Compensator | None = None
+        self.simulator: Simulator | None = None
         self._check_options()
         self._signature = Signature(f"tool {self.name}", fn, names or {})
         # The arguments of a recorded call, typed by the function's annotations: the same live and after a crash.
@@ -198,6 +199,10 @@ class Tool(Generic[P, R]):
         converter = self._signature.result_converter
         result: R = codec.decode(encoded) if converter is None else converter.decode(encoded)
         return result
+
+    def result_misfit(self, encoded: bytes) -> str | None:
+        """Why this JSON value cannot be a result of the tool; None if it fits the return annotation."""
+        return self._signature.result_misfit(encoded)
 
     def asks(self, args: bytes) -> str | bool:
         """Does a call with these arguments need an approval?
@@ -268,6 +273,20 @@ class Tool(Generic[P, R]):
         signature = _hook_signature(label, hook, sys._getframe(1).f_locals)
         self.reconciler = hooks.reconciler(label, hook, signature, self._signature.names)
         self._pin = None
+        return hook
+
+    def simulate(self, hook: F) -> F:
+        """Declare a stand-in: the function that answers calls of this tool in a rehearsal (`perdure fork`, `whatif`).
+
+        The function may take any of the tool's arguments by name, and returns what the tool would return. If it raises
+        an exception, the call fails. It must compute its result from its arguments alone: like an agent, it cannot do
+        I/O, wait or call tools. Runs never use it, and the pin of the tool does not change.
+        """
+        if self.simulator is not None:
+            raise InvalidInput(f"tool {self.name} has a stand-in already: {self.simulator.fn.__qualname__}")
+        label = f"tool {self.name}.simulate"
+        signature = _hook_signature(label, hook, sys._getframe(1).f_locals)
+        self.simulator = hooks.simulator(label, hook, signature, self._signature.names)
         return hook
 
     @overload
@@ -420,10 +439,10 @@ def tool(fn: Any = None, /, **options: Any) -> Any:
     """Declare a tool: `@tool` or `@tool(effect="keyed", …)` on a sync or async function.
 
     `effect` says what perdure may do if it does not know whether an attempt happened. `timeout` is the time limit of
-    each attempt, in seconds or as a timedelta. `heartbeat_timeout` ends an attempt that has not called
-    `call.heartbeat` for that long, counted from its start, in the same way as a time-out. `settle` says how long after the time-out of a lost attempt its request
-    may still arrive at the service. `retry` says when another attempt is made. `key_window` is how long the service
-    remembers an idempotency key.
+    each attempt, in seconds or as a timedelta. `heartbeat_timeout` is the longest time from the start of an attempt to
+    its first `call.heartbeat`, and from one heartbeat to the next; after that, the attempt is ended as by a time-out.
+    `settle` says how long after the time-out of a lost attempt its request may still arrive at the service. `retry`
+    says when another attempt is made. `key_window` is how long the service remembers an idempotency key.
 
     With `approval`, people are asked before a call: True, an `Approval`, or a function of the tool's arguments that
     returns True, False or a reason. `rate` says how often calls may start, over all workers. `cost` is the expected

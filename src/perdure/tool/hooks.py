@@ -1,4 +1,8 @@
-"""The hooks of a tool: a reconcile hook finds out whether a call happened, a compensate hook undoes a call."""
+"""The hooks of a tool.
+
+A reconcile hook finds out whether a call happened, a compensate hook undoes a call, and a stand-in (`simulate`) answers
+calls in a rehearsal.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +45,19 @@ class Compensator(Hook):
         return self.with_call({name: arguments[name] for name in self._names}, call)
 
 
+class Simulator:
+    """A stand-in: a function that answers calls of the tool in a rehearsal. It takes no Call: there is no attempt."""
+
+    def __init__(self, fn: Callable[..., Any], names: list[str]) -> None:
+        self.fn = fn
+        self._names = names
+
+    async def run(self, arguments: dict[str, Any]) -> Any:
+        """What the stand-in returns for the arguments of a call."""
+        answer = self.fn(**{name: arguments[name] for name in self._names})
+        return await answer if inspect.iscoroutine(answer) else answer
+
+
 def reconciler(label: str, fn: Callable[..., Any], signature: Signature, tool_takes: Collection[str]) -> Hook:
     """The reconcile hook.
 
@@ -57,7 +74,7 @@ def reconciler(label: str, fn: Callable[..., Any], signature: Signature, tool_ta
 def compensator(label: str, fn: Callable[..., Any], signature: Signature, tool_takes: Collection[str], effect: Effect) -> Compensator:
     """The compensate hook.
 
-    Raises InvalidInput if the hook takes something else than arguments of the tool, `result` and a Call.
+    Raises InvalidInput if the hook has a parameter that is not an argument of the tool, `result` or a Call.
     """
     if effect not in get_args(Effect):
         raise InvalidInput(f"{label}: effect={effect!r} is unknown; one of {', '.join(get_args(Effect))}")
@@ -71,3 +88,13 @@ def compensator(label: str, fn: Callable[..., Any], signature: Signature, tool_t
             f"{label}: the hook takes {', '.join(foreign)}; it can have the tool's arguments ({', '.join(tool_takes)}), {RESULT}, and a Call"
         )
     return Compensator(fn, signature, effect)
+
+
+def simulator(label: str, fn: Callable[..., Any], signature: Signature, tool_takes: Collection[str]) -> Simulator:
+    """The stand-in. Raises InvalidInput if it takes something else than arguments of the tool."""
+    if signature.call_parameter is not None:
+        raise InvalidInput(f"{label}: the stand-in takes a Call, but a rehearsal makes no attempt; leave {signature.call_parameter} out")
+    foreign = [name for name in signature.names if name not in tool_takes]
+    if foreign:
+        raise InvalidInput(f"{label}: the stand-in takes {', '.join(foreign)}; it can have the tool's arguments ({', '.join(tool_takes)})")
+    return Simulator(fn, signature.names)

@@ -123,6 +123,21 @@ class Signature:
         except Unusable:
             return None
 
+    def result_misfit(self, encoded: bytes) -> str | None:
+        """Why this JSON value cannot be a result of the function; None if it fits the return annotation.
+
+        Results of the function itself are recorded without this check, because the call has happened then.
+        """
+        returns = resolve(self._returns, self._fn, {})
+        if isinstance(returns, str) or returns is EMPTY:
+            return None
+        from perdure.tool.convert import Converter, Unusable
+
+        try:
+            return Converter(returns).misfit(encoded)
+        except Unusable:
+            return None
+
     @cached_property
     def _by_name(self) -> dict[str, Parameter]:
         return {parameter.name: parameter for parameter in self.parameters}

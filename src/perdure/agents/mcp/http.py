@@ -133,7 +133,7 @@ async def _request_id(request: httpx2.Request) -> Any:
     """The id of a JSON-RPC request. None for notifications, for answers and for HTTP requests other than POST."""
     if request.method != "POST":
         return None
-    message = json.loads(await request.aread())  # after a redirect the request has only a stream
+    message = json.loads(await request.aread())  # aread: after a redirect, the body of the request is only a stream
     return message.get("id") if "method" in message else None
 
 

@@ -28,7 +28,7 @@ ENDED = b"\0"  # the first byte of the line that says how the server ended
 
 def main(worker: int, command: list[str]) -> int:
     # First ask the kernel for a signal when the worker dies. The worker may have died before this line: getppid below
-    # finds that.
+    # shows that.
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     wake, woken = os.pipe()
     os.set_blocking(woken, False)

@@ -179,6 +179,10 @@ class _Callee:
     def decode_result(self, encoded: bytes) -> Any:
         return codec.decode(encoded)
 
+    def result_misfit(self, encoded: bytes) -> str | None:
+        """Why this JSON value cannot be a result; None if it can be one. A server may return any value."""
+        return None
+
     def rebind(self, _: bytes) -> bytes | None:
         return None  # nothing to do: the run uses the recorded schema, so equal arguments have equal bytes
 
@@ -258,6 +262,13 @@ class ListCallee(_Callee):
 
     def decode_result(self, encoded: bytes) -> Listing:
         return msgspec.convert(codec.decode(encoded), Listing)
+
+    def result_misfit(self, encoded: bytes) -> str | None:
+        try:
+            self.decode_result(encoded)
+        except msgspec.ValidationError as error:
+            return str(error)
+        return None
 
     def pin(self) -> str:
         return codec.digest(self.name.encode())[:PIN_CHARS]

@@ -50,8 +50,8 @@ _LONGEST_S = 86_400.0
 # Before a call the run's recorded tool is compared with the server's list of tools. The list is at most this old. For
 # a `read` call it may be older.
 FRESH_S = 30.0
-# Long, because a server's program may have to be downloaded first. If the call's own time-out is shorter, it ends the
-# wait, and nothing was sent.
+# This time is long, because a server's program may have to be downloaded first. If the call's own time-out is shorter,
+# that time-out ends the wait, and nothing was sent.
 _OPEN_S = 60.0
 
 

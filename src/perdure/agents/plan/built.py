@@ -13,11 +13,12 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any, get_args
 
 from perdure.agent import Agent, BuiltAgent
 from perdure.agents.plan.check import MAX_STEPS, PlanProblem, Sound, sound
-from perdure.agents.plan.follow import Following
+from perdure.agents.plan.follow import Following, facts_of
 from perdure.agents.plan.refs import Test
 from perdure.agents.plan.step import (
     NO_DEFAULT,
@@ -105,6 +106,10 @@ class WrittenPlan(BuiltAgent[..., dict[str, Any]]):
     def agents(self) -> tuple[Agent[..., Any], ...]:
         """The agents that a plan of this agent may call."""
         return tuple(callee for callee in self.callees.values() if isinstance(callee, Agent))
+
+    def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The outcomes of the steps so far; in the task of a step: the step, its tool and its arguments."""
+        return facts_of(code, variables)
 
 
 def _check(model: Any, goal: Any, max_attempts: Any, instructions: Any) -> None:
@@ -357,6 +362,10 @@ class Plan(BuiltAgent[..., dict[str, Any]]):
     def agents(self) -> tuple[Agent[..., Any], ...]:
         """The agents that are steps of the plan. Their runs are children of the plan's run."""
         return tuple(callee for callee in self.sound.callees.values() if isinstance(callee, Agent))
+
+    def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The outcomes of the steps so far; in the task of a step: the step, its tool and its arguments."""
+        return facts_of(code, variables)
 
 
 def version_of(checked: Sound) -> str:

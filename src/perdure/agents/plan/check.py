@@ -269,7 +269,7 @@ class _Check:
         return tuple(needs)
 
     def _literal(self, where: str, text: str) -> None:
-        """Report a text such as "$build.image_tag": the tool would get this very text, and not the result of the step."""
+        """Report a text such as "$build.image_tag": the tool would get this very text, not the result of the step."""
         found = _LIKE_A_REFERENCE.match(text) if text.startswith("$") and len(text) <= _LONGEST_REFERENCE_CHARS else None
         if found is None:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from types import CodeType
 from typing import Any, Literal, TypeGuard, TypeVar
 
 from msgspec import Struct
@@ -170,6 +171,16 @@ class Following:
         undone = await undo(self._run, self._done_steps) if self._undoes else None
         raise PlanFailed(self._failure(*self._stopped_by) + ("" if undone is None else undone.words(self._run.id, self._doubtful)))
 
+    def facts(self) -> Mapping[str, Any]:
+        """What became of the steps so far, for a person who looks into a run."""
+        stopped = {} if self._stopped_by is None else {"stopped_by": self._stopped_by[0].name}
+        steps = {step.name: self._outcomes[step.name].what if step.name in self._outcomes else "open" for step in self._plan.steps}
+        return {"steps": steps, **stopped}
+
+    def first_before(self, step: CheckedStep) -> Mapping[str, Any]:
+        """The step for which this step waits, for a person who looks into a run; empty if it waits for none."""
+        return next(({"waits_for_step": name} for name in step.waits_for if not self._ended[name].is_set()), {})
+
     def _check_approvals(self) -> None:
         for step in self._plan.steps:
             impossible = None if step.approval is None else step.approval.check_for(self._run.actor)
@@ -262,7 +273,7 @@ class Following:
             raise _Withdrawn
         return answer
 
-    # -- when it fails ------------------------------------------------------------------------------------------------
+    # -- when a step fails --------------------------------------------------------------------------------------------
     async def _failed(self, step: CheckedStep, error: ToolFailed | InvalidInput) -> StepOutcome | None:
         """The outcome of a step that has failed. None if a person decided that the step is made again."""
         why = clean(f"{error.type}: {error.message}" if isinstance(error, ToolFailed) else str(error), _WHY_CHARS)
@@ -315,7 +326,7 @@ class Following:
                 return choice, decision.by or "somebody"
             said = f"{choice[:40]!r} is no choice. "
 
-    # -- how it ended -------------------------------------------------------------------------------------------------
+    # -- how the plan ended -------------------------------------------------------------------------------------------
     def _results(self) -> dict[str, Any]:
         others = {
             step.name: {"outcome": self._outcomes[step.name].what, "why": self._outcomes[step.name].why}
@@ -363,6 +374,19 @@ class Following:
                 more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
                 parts.append(f"{words}: {', '.join(names[:_NAMED])}{more}")
         return "; ".join(parts)
+
+
+def facts_of(code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a frame of this module says about the plan: the outcomes of all steps, or the step of a task."""
+    if code is Following.follow.__code__:
+        following: Following = variables["self"]
+        return following.facts()
+    if code is Following._take.__code__:
+        step, following = variables["step"], variables["self"]
+        return {"step": step.name, "tool": step.tool, **following.first_before(step)}
+    if code is Following._make.__code__ and "arguments" in variables:
+        return {"arguments": variables["arguments"]}
+    return {}
 
 
 def _was_given_up(error: ToolFailed | InvalidInput) -> TypeGuard[ToolFailed]:

@@ -10,11 +10,13 @@ the conversation from the journal. Whatever the model answers, its provider must
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perdure.agent import Agent, BuiltAgent
+from perdure.agent import Agent, AgentFunction, BuiltAgent
 from perdure.agents.react.toolbox import Kit, NotCallable, Toolbox
 from perdure.agents.react.turns import (
     ANSWER_TAKEN,
@@ -93,13 +95,27 @@ class ReAct(BuiltAgent[..., Any]):
         self.output = None if output is None else _output(owner, output)
         self._toolbox = Toolbox(owner, tools, None if self.output is None else self.output.spec)
         decides = [_FORM, model.pin(), instructions, self._toolbox.described, self.max_turns, self.max_tokens]
-        digest = codec.digest(codec.encode(decides))[:12]
+        self.digest = digest = codec.digest(codec.encode(decides))[:12]  # the version, unless one is declared
         options: dict[str, Any] = {"budget": budget, "queue": queue, "circles": circles}
 
+        fn = self._function()
+        super().__init__(fn, name=name, version=digest if version is None else version, home=sys._getframe(1).f_globals, **options)
+
+    def _function(self) -> AgentFunction[..., Any]:
         async def converse(run: Run, prompt: str, history: list[Any] | None = None) -> Any:
             return await self._converse(run, begun(prompt, history))
 
-        super().__init__(converse, name=name, version=digest if version is None else version, home=sys._getframe(1).f_globals, **options)
+        return converse
+
+    def with_model(self, name: str) -> ReAct:
+        """The same agent with another model of the same provider, for rehearsals: it keeps its version.
+
+        The price of the other model comes from the list of prices: a `price=` of this model is not its price.
+        """
+        other = copy.copy(self)
+        other.model = self.model.renamed(name)
+        other.fn = other._function()
+        return other
 
     @property
     def agents(self) -> tuple[Agent[..., Any], ...]:
@@ -136,6 +152,19 @@ class ReAct(BuiltAgent[..., Any]):
     def decode_result(self, encoded: bytes) -> Any:
         """The answer as text, or as a value of the type `output`."""
         return codec.decode(encoded) if self.output is None else self.output.decode(encoded)
+
+    def result_misfit(self, encoded: bytes) -> str | None:
+        """Why this JSON value cannot be an answer of the agent; None if it fits the type `output`."""
+        if self.output is None:
+            return None if isinstance(codec.decode(encoded), str) else "an answer without output= is text"
+        return self.output.misfit(encoded)
+
+    def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The turn of the conversation, how many messages it has, and the last one of them."""
+        if code is not ReAct._converse.__code__ or "turn" not in variables:
+            return {}
+        messages = variables["talk"].messages
+        return {"turn": f"{variables['turn']} of {self.max_turns}", "messages": len(messages), "last_message": messages[-1]}
 
     async def _converse(self, run: Run, messages: list[Message]) -> Any:
         talk = _Talk(run, messages)
@@ -204,7 +233,7 @@ class _Talk:
         self._ids = use_ids(messages)
 
     def hear(self) -> bool:
-        """Add the messages that people have sent since the last look. Were there any?"""
+        """Add the messages that people have sent since the last call of this method. False: there were none."""
         heard = [said for said in map(spoken, self.run.receive_all(MESSAGE_TOPIC)) if said is not None]
         self.messages.extend(heard)
         return bool(heard)
@@ -322,8 +351,8 @@ def _decide(talk: _Talk, kit: Kit, chosen: list[str | None], said: Assistant) ->
     while chosen and chosen[-1] is None:
         chosen.pop()
     names = codec.encode(list(kit.names))
-    # A long list of names is recorded only once per run: recorded with every choice, it would need more space than the
-    # conversation.
+    # A long list of names is recorded only once per run. If it were recorded with every choice, it would need more
+    # space than the conversation.
     among = None if talk.has_named and len(names) > _FEW_NAMES else codec.pack(names, codec.MAX_BYTES)[0]
     talk.has_named = True
     reason = clean(said.text.strip(), _REASON_CHARS) or None

@@ -79,6 +79,14 @@ class Output:
         except ValueError:
             return codec.decode(encoded)
 
+    def misfit(self, encoded: bytes) -> str | None:
+        """Why this JSON value is not of the type; None if it is."""
+        try:
+            self._form.typed(encoded)
+        except ValueError as error:
+            return _errors(error)
+        return None
+
     def _checked(self, value: Any) -> bytes:
         try:
             said = codec.encode(value)

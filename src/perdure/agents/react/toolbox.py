@@ -127,7 +127,7 @@ class Toolbox:
 async def _opened(one: Any, run: Run, taken: set[str]) -> Sequence[Any]:
     """The tools of a toolset.
 
-    If the method `toolset` has a parameter `taken`, this is the set of names that it must not choose.
+    If the method `toolset` has a parameter `taken`, it gets the set of names that it must not choose.
     """
     names = {"taken": frozenset(taken)} if "taken" in inspect.signature(one.toolset).parameters else {}
     found: Sequence[Any] = await one.toolset(run, **names)

@@ -51,7 +51,7 @@ Load = Callable[[Payload], bytes]
 
 
 def transcript(run_id: str, events: Sequence[Event], load: Load) -> list[dict[str, Any]]:
-    """The conversation of a run so far. If the run has ended, another run of a ReAct agent can have it as `history`."""
+    """The conversation of a run so far. If the run has ended, another ReAct run can take it as its `history`."""
     messages = _Conversation(run_id, events, load).messages()
     check(messages)
     plain: list[dict[str, Any]] = codec.decode(codec.encode(msgspec.to_builtins(messages)))

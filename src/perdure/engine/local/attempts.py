@@ -106,7 +106,7 @@ class Attempt:
 
     # -- from outside -------------------------------------------------------------------------------------------------
     def start(self, done: Callable[[Performed], None]) -> None:
-        """Begin. Whatever the tool does, `done` is called exactly once, on the loop; maybe before this returns."""
+        """Begin the attempt. `done` is called exactly once, on the loop, possibly before this method returns."""
         self._done = done
         if self._stopped is not None:
             self._finish(self._never_began())
@@ -147,7 +147,7 @@ class Attempt:
     async def run(self) -> Performed:
         """Start the attempt and wait for its answer.
 
-        This always returns an answer: if the task that waits is cancelled, the effect is the same as `cancel`.
+        This always returns an answer: a cancel of the waiting task does the same as `cancel`, and the wait continues.
         """
         answered: asyncio.Future[Performed] = asyncio.get_running_loop().create_future()
         self.start(answered.set_result)
@@ -192,7 +192,7 @@ class Attempt:
         else:
             self._end(self._never_began())  # the task was cancelled before its first step
         if not task.cancelled():
-            task.exception()  # read the exception: if not, asyncio logs it, although the loop's owner already has it
+            task.exception()  # mark the exception as read: the loop's owner has it, and asyncio must not log it
 
     # -- a sync tool, or an isolated tool: a thread -------------------------------------------------------------------
     def _start_in_thread(self) -> None:
@@ -215,10 +215,10 @@ class Attempt:
             return Raised(Failure(kind="not_sent", type="NotSent", message=why))
         if self._process is not None:
             return self._process.run()
-        in_call.set(self._call)  # in a context of this job alone
+        in_call.set(self._call)  # this sets the variable in the context of this job only
         try:
             value = self._tool.fn(**kwargs)
-        except BaseException as error:  # a tool's SystemExit, KeyboardInterrupt or StopIteration fails only its call
+        except BaseException as error:  # an error of the tool makes only its call fail, even SystemExit
             return Raised(_describe(error))
         return recordable(self._tool, value)
 
@@ -321,7 +321,7 @@ class Attempt:
 
     def _not_started(self, error: BaseException) -> Performed:
         """The answer of an attempt whose start raised an exception."""
-        # A signal (Ctrl-C) raises between any two lines, also after the tool has begun.
+        # A signal (Ctrl-C) can raise its exception between any two lines, also after the tool has begun.
         if is_interrupt(error):
             raise error  # this ends the process like a crash: the journal has the intent but no result
         if isinstance(error, Exception) and not self._begun:
@@ -352,7 +352,8 @@ class Attempt:
 def _arguments(tool: Any, args: bytes, call: Call) -> dict[str, Any]:
     """The arguments for the tool's function. Artifacts in them have the rights of this call.
 
-    The context here may be that of another run's tool, which has started this run in this process.
+    The call is set in the context first, because the present context may belong to a tool of another run, which has
+    started this run in this process.
     """
     token = in_call.set(call)
     try:
@@ -372,7 +373,7 @@ def is_inside_call() -> bool:
 
 # -- reconcile, and tools inside a transaction ------------------------------------------------------------------------
 class _Asked:
-    """A reconcile hook with the attributes of a tool, so that `Attempt` can perform it. It returns an Outcome."""
+    """A reconcile hook with the attributes of a tool, so that `Attempt` can perform it. A hook returns an Outcome."""
 
     isolate = False
     heartbeat_timeout_s = None
@@ -385,7 +386,7 @@ class _Asked:
         self.outcome: Outcome | None = None
 
     def encode_result(self, value: Any) -> bytes:
-        """Keep the hook's Outcome. The bytes are only for the log, if the hook ends after the grace period."""
+        """Keep the hook's Outcome. The log shows the returned bytes, if the hook ends after the grace period."""
         if isinstance(value, Outcome) and value.kind in ("happened", "not_happened", "in_progress", "unknown"):
             self.outcome = value
         else:
@@ -414,7 +415,7 @@ def perform_in_transaction(tool: Tool[..., Any], args: bytes, call: Call) -> byt
     try:
         value = _stepped(tool, tool.fn(**kwargs)) if tool.is_async else tool.fn(**kwargs)
     except StopIteration as error:
-        # Futures and coroutines cannot carry a StopIteration.
+        # A future or a coroutine cannot raise StopIteration, so raise another exception.
         raise RuntimeError(f"tool {tool.name} raised StopIteration") from error
     finally:
         in_call.reset(token)

@@ -25,7 +25,7 @@ _AGAIN_US = 5_000_000
 
 
 class ChildAgents:
-    """Finds the children's agents that the code of the served agents leads to."""
+    """Finds the agents of children, by replays of runs whose agents are served."""
 
     def __init__(self, store: Store, served: Mapping[Served, Agent[Any, Any]], max_steps: int) -> None:
         self._store = store
@@ -75,7 +75,7 @@ class ChildAgents:
     def _no_use(self, run_id: str, pair: _Pair) -> None:
         """Try another run of this pair next.
 
-        After ten failures, wait 5 s before each further run, or the worker would do nothing else.
+        After ten failures, wait 5 s before each further run: otherwise the worker would do nothing else.
         """
         self._useless.add(run_id)
         self._failures[pair] = self._failures.get(pair, 0) + 1

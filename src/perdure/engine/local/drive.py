@@ -70,15 +70,16 @@ from perdure.engine.local.task_cleanup import cancel
 from perdure.engine.threads import Threads
 from perdure.errors import Conflict, Fenced, NotFound, RunEnded, StoreError, StoreUnavailable, in_full
 from perdure.settings import Settings
-from perdure.store.api import Append, Appended, Claimed, ProgressRow, Refused, RunRow, Store
+from perdure.store.api import Append, Appended, Claimed, Committed, ProgressRow, Refused, RunRow, Store
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Call, Closer
 
 log = logging.getLogger("perdure.worker")
 T = TypeVar("T")
 Performing = Callable[[Any], Any]  # takes a tool or a model call, and returns the object that is performed instead
-# Events that only affect their own run: the worker need not look at them, unless it has observers.
+# Events that only affect their own run: the worker need not look at them.
 _PLAIN = frozenset((ToolCallInitiated, ToolCallCompleted, ModelCallInitiated, ModelCallCompleted))
+_NOTHING = Step()  # a step that asks for nothing
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _BUSY_S = 0.02
 _LONGEST_TURN_S = 0.005
@@ -130,6 +131,8 @@ class Host(Protocol):
     def serve_too(self, agent: Agent[Any, Any]) -> None: ...
 
     def committed(self, run_id: str, sealed: Sequence[Sealed]) -> None: ...
+
+    def observe(self, run_id: str, sealed: Sequence[Sealed]) -> None: ...
 
     def rested(self, drive: Drive) -> None: ...
 
@@ -218,7 +221,7 @@ class Drive:
     def abort(self) -> None:
         """Stop at once and write nothing more, like a crash.
 
-        Another worker has the run, or this worker must not continue it. Every drive also ends with this.
+        This is for a run that another worker has, or that this worker must not continue. It also ends every drive.
         """
         if self.over:
             return
@@ -237,9 +240,10 @@ class Drive:
     # -- the loop -----------------------------------------------------------------------------------------------------
     def _feed_soon(self, given: Input) -> None:
         # Queue the input now, to keep the order of arrival. Process it in a later callback, because the caller may be
-        # inside a task, where the first step of a tool cannot run at once (`compat.begun`).
+        # inside a task, where the first step of a tool cannot run at once (`compat.begun`). The callback gets an empty
+        # context, because that task may belong to a tool of another run.
         self._inputs.append(given)
-        self._host.loop.call_soon(self._work, context=contextvars.Context())  # the caller may be a tool of another run
+        self._host.loop.call_soon(self._work, context=contextvars.Context())
 
     def _feed(self, given: Input) -> None:
         self._inputs.append(given)
@@ -249,7 +253,7 @@ class Drive:
         """Feed the queued inputs to the core and carry out its steps, until the queue is empty."""
         if self._stepping:
             return
-        host, inputs = self._host, self._inputs
+        host, inputs, core = self._host, self._inputs, self._core
         self._stepping = True
         begun_s = now_s = host.loop.time()
         try:
@@ -258,17 +262,21 @@ class Drive:
                 while given is not None:
                     host.entered = self.run_id
                     try:
-                        step = self._core.step(given, host.clock.now(), int(now_s * 1_000_000), more=bool(inputs))
+                        step = core.step(given, host.clock.now(), int(now_s * 1_000_000), more=bool(inputs))
                     finally:
                         host.entered = None
+                    if step == _NOTHING:
+                        break  # the common case: the append is durable, and the end of its attempt is the next input
                     self._carry_out(step)
                     given = None if step.question is None else self._answer(step.question)
-                if self._asked and not self._core.is_asking:
+                if self._asked and not core.is_asking:
                     self._stop_asking()
+                if not inputs:
+                    break
                 now_s = host.loop.time()
-                if inputs and now_s - begun_s > _LONGEST_TURN_S:
-                    # A tool that answers at once leads to the next commit, the commit to the next tool, and so on
-                    # without end. Let the loop serve the other runs in between.
+                if now_s - begun_s > _LONGEST_TURN_S:
+                    # A tool that answers at once leads to the next commit, and that commit leads to the next tool. Let
+                    # the loop serve other runs in between.
                     host.loop.call_soon(self._work)
                     return
         except Exception as error:
@@ -284,9 +292,34 @@ class Drive:
     def _carry_out(self, step: Step) -> None:
         """Carry out a step, in the order of the fields of `Step`.
 
-        The actions before the append need no durable intent. After the append come only the alarm, the yield and the
-        end.
+        The actions before the append need no durable intent. Only the alarm, the yield and the end come after the
+        append.
         """
+        # Most steps are only an append.
+        if (
+            step.notes
+            or step.stop
+            or step.forget
+            or step.serve
+            or step.settle
+            or step.cancel
+            or step.hold_back
+            or step.ask
+            or step.begin_now
+        ):
+            self._act_before_append(step)
+            if self.over:
+                return
+        if step.append is not None:
+            self._commit(step.append, step.begin)
+        if step.wake_after_us is not None:
+            self._arm(step.wake_after_us / 1e6)
+        if step.yields and self._host.is_short_of_room(self._row.queue):
+            self._feed(Crowded())
+        if step.end is not None:
+            self._end(step.end)
+
+    def _act_before_append(self, step: Step) -> None:
         for note in step.notes:
             log.log(_LEVELS[note.level], "%s", note.text)
         for number in step.stop:
@@ -308,16 +341,6 @@ class Drive:
         for begin in step.begin_now:
             if not self.over:  # the first step of a tool may have called `app.abort()`
                 self._start(begin, None)
-        if self.over:
-            return
-        if step.append is not None:
-            self._commit(step.append, step.begin)
-        if step.wake_after_us is not None:
-            self._arm(step.wake_after_us / 1e6)
-        if step.yields and self._host.is_short_of_room(self._row.queue):
-            self._feed(Crowded())
-        if step.end is not None:
-            self._end(step.end)
 
     def _answer(self, question: Question) -> Input | None:
         """The answer to the core's question. None: the answer comes later, as an input.
@@ -373,7 +396,7 @@ class Drive:
     def _start(self, begin: Begin, is_too_late: Callable[[], bool] | None) -> None:
         """Begin an attempt. Its intent is durable, or its effect class needs no intent."""
         assert begin.number not in self._attempts, begin.number
-        # The progress of a hook, or of a transaction, is not stored: after a rollback nothing is left of its work.
+        # With `heard`, the attempt's progress is stored. A transaction's is not: a rollback undoes its work.
         told = self._told(begin, begin.tool.timeout_s, heard=self._heard)
         host = self._host
         running = Attempt(
@@ -488,20 +511,19 @@ class Drive:
     def _answered(self, append: Append, said: Appended | Exception) -> None:
         if self.over:
             return
-        match said:
-            case StoreUnavailable():
-                self._try_again(said, partial(self._send_again, append))
-            case Exception():
-                self._host.broke(self, said)
-            case Refused(why):
-                self._refused(append, why)
-            case _:
-                self._durable(append, None)
+        if isinstance(said, Committed):
+            self._durable(append, None)
+        elif isinstance(said, Refused):
+            self._refused(append, said.why)
+        elif isinstance(said, StoreUnavailable):
+            self._try_again(said, partial(self._send_again, append))
+        else:
+            self._host.broke(self, said)
 
     def _durable(self, append: Append, result: Sealed | None) -> None:
         """Continue after a durable append.
 
-        After a crash from now on, the journal has intents without results; core/decide.py settles them.
+        After a crash from now on, the journal has intents without results. core/decide.py says what happens to them.
         """
         host = self._host
         if host.store.remote and any(self._is_unsure(self._sent_s, one.covered_s) for one in self._begin):
@@ -535,24 +557,27 @@ class Drive:
         return asked_s if row is not None and (row.holder, row.epoch) == (lease.worker, lease.epoch) else None
 
     def _begin_what_is_durable(self, append: Append, result: Sealed | None) -> None:
-        host = self._host
+        host, core = self._host, self._core
         sealed = append.events if result is None else (*append.events, result)
         if sealed:
             self._head = sealed[-1].hash
-            self._host.progress.settle(self.run_id, self._core.state)
+            host.progress.settle(self.run_id, core.state)
         self._failures = 0
         if append.charge is not None:
-            host.questions.committed(self._core.budgets, append.charge)
+            host.questions.committed(core.budgets, append.charge)
         begin, self._begin = self._begin, ()
         stepping, self._stepping = self._stepping, True
         try:
-            if host.observers or not _PLAIN.issuperset([type(one.event.body) for one in sealed]):
-                host.committed(self.run_id, sealed)
+            for durable in sealed:
+                if type(durable.event.body) not in _PLAIN:
+                    host.committed(self.run_id, sealed)
+                    break
+            if host.observers:
+                host.observe(self.run_id, sealed)
             sent_s = self._sent_s
             in_doubt = False
             for one in begin:
                 in_doubt = in_doubt or self._is_unsure(sent_s, one.covered_s)
-            core = self._core
             begun = bool(begin) and not in_doubt and (core.closing is None or core.may_begin)
             self._inputs.append(AppendCommitted(begun, in_doubt, None if result is None else result.event))
             if begun:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -70,7 +70,7 @@ class Starts:
         if len(waiting) > 1:
             try:
                 answers = self._store().create_runs([new for new, _ in waiting])
-            except Exception:  # no run was created: create them one by one, since maybe only one causes the error
+            except Exception:  # no run was created: create the runs one by one, since only one of them may be wrong
                 pass
             else:
                 for (_, created), answer in zip(waiting, answers, strict=True):
@@ -254,7 +254,7 @@ class LocalEngine:
         return {worker.worker for worker in self.store.workers(self._clock.now(), self._lease_us) if worker.alive}
 
     def _is_pausing(self, row: RunRow) -> bool:
-        """Was the run asked to pause, and has not paused yet, because its attempts end first?"""
+        """Was the run asked to pause, and is it still active because its attempts have to end first?"""
         on_its_way = any(post.run_id == row.run_id and isinstance(post.body, RunPaused) for post in self.store.inbox(str(row.holder)))
         return on_its_way or self._state(row.run_id).paused is not None
 
@@ -342,7 +342,7 @@ class LocalEngine:
         assert isinstance(body, RunSucceeded)
         return RunResult(row, await self._patiently(run_id, lambda: self._load(body.output)))
 
-    async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+    async def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
         row = await self._ask(lambda: self._row(run_id))
         while True:
             while after < row.seq:
@@ -354,7 +354,7 @@ class LocalEngine:
                     row = await self._ask(lambda: self._row(run_id))  # NotFound: the run was pruned meanwhile
                     if after < row.seq:
                         raise StoreCorrupt(f"event {after + 1} of run {run_id} is missing")
-            if row.status in FINISHED:
+            if row.status in FINISHED or row.specimen is not None:
                 return
             row, events = await self._watch.news(run_id, after)
             for event in events:
@@ -368,17 +368,18 @@ class LocalEngine:
         """
         loop, drained = asyncio.get_running_loop(), self._worker if self._draining else None
         refused: str | None = None  # the run's holder, if that worker is alive
-        beyond: set[tuple[str, int | None]] = set()  # the ready runs below that this process could not drive
+        beyond: set[tuple[str, int | None]] = set()  # the ready runs below this run that this process could not drive
         not_before_s = 0.0  # until then (by the loop's clock), do not try again to drive the run
         row, seen = await self._ask(lambda: self._row(run_id)), None
         while True:
             now = self._clock.now()
             if row.status in FINISHED or (row.status == "needs_attention" and row.ready_at is None):
                 return row
+            row.check_live()  # a specimen that has not ended never will
             served, waiting = Served(row.agent, row.version) in self._agents, row.status == "waiting"
             ready = served and (row.holder not in (None, refused) or _is_ready(row, now))
             if seen is None and (waiting or not ready or not self._may_drive(drained)):
-                # Read the family as late as here: most often the run is driven at once, and the family is not needed.
+                # Read the family only here: most often the run is driven at once, and the family is not needed.
                 seen = await self._seen(run_id)
                 row = seen.row
                 continue
@@ -418,7 +419,7 @@ class LocalEngine:
     async def _patiently(self, run_id: str, question: Callable[[], T]) -> T:
         """The store's answer. During an outage of the database, ask again and again.
 
-        The run continues in another process, or will continue after the outage.
+        An outage must not end the wait: the run continues in another process, or after the outage.
         """
         while True:
             try:

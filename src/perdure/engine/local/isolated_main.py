@@ -35,14 +35,14 @@ def main() -> int:
     worker = os.getppid()
     request = _read_request()
     if request is None:
-        return 0  # before anything began, the worker has died or has said stop
+        return 0  # the worker has died, or has said stop, before anything began
     # If a process of the tool becomes an orphan, it becomes a child of the supervisor, even if it has left the tool's
     # session.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
     if child == 0:
         _become_tool(request)
-    os.close(request["artifacts"])  # so that the worker sees the end of the tool
+    os.close(request["artifacts"])  # so that the worker sees when the tool has ended
     supervise(child, worker, request["limit_s"])
     return 0
 
@@ -120,7 +120,7 @@ def _reap_all(child: int) -> int:
 def _children() -> list[int]:
     """The pids of the supervisor's children.
 
-    waitpid is not called meanwhile, so a pid cannot belong to another process.
+    waitpid is not called before the pids are used, so a pid cannot belong to another process.
     """
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as listed:

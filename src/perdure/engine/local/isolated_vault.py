@@ -133,7 +133,7 @@ class Service:
 
     def _check_room(self) -> None:
         if len(self._open) >= _MOST_OPEN:
-            # The tool may have acted before, so this is no InvalidInput, which means that the effect did not happen.
+            # The tool may have acted already. InvalidInput would mean that its effect did not happen.
             raise ArtifactNotSaved(f"this tool has {_MOST_OPEN:,} artifacts open at the same time; close some", final=True)
 
     def _saving(self, line: dict[str, Any]) -> Saving:
@@ -156,7 +156,7 @@ class AskedVault:
         self._socket = socket.socket(fileno=fd)
         self._file = self._socket.makefile("rb")
         self._lock = threading.Lock()
-        self._left: deque[int] = deque()  # streams that the tool has left before their end, and that the worker still has open
+        self._left: deque[int] = deque()  # streams that were not read to the end: the worker has them open
 
     def begin(self, content_type: str, size: int | None) -> Saving:
         self._close_left()
@@ -169,11 +169,11 @@ class AskedVault:
             while True:
                 there, chunk = self.do("next", number=number)
                 if not there:
-                    number = None  # the worker has closed it
+                    number = None  # the worker has closed the stream
                     return
                 yield chunk
         finally:
-            # Only noted here: the garbage collector may close this generator in the middle of `do`, on the same thread.
+            # Only note the number: the garbage collector may close this generator while `do` runs on the same thread.
             if number is not None:
                 self._left.append(number)
 

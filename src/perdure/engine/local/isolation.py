@@ -78,8 +78,8 @@ class Isolated:
             "module": _module_name(tool),
             "file": os.path.abspath(inspect.unwrap(tool.fn).__globals__["__file__"]),
             "function": tool.fn.__name__,
-            # After this time the supervisor kills the tool. It is needed if this worker is suspended and misses the
-            # timeout.
+            # After this time the supervisor kills the tool. The limit is needed if this worker is suspended and misses
+            # the timeout.
             "limit_s": limit_s,
             "path": [os.path.abspath(entry) for entry in sys.path],
             "args": args.decode("utf-8"),

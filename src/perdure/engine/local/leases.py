@@ -66,12 +66,12 @@ class Watchdog:
     def __init__(self, loop: asyncio.AbstractEventLoop, inside: Callable[[], str]) -> None:
         self._loop = loop
         self._inside = inside
-        self._asked = False  # a callback was scheduled that has not run yet
-        self._stuck_s = 0.0  # for how long this thread ran beside a loop that did not
+        self._asked = False  # a callback is scheduled and has not run yet
+        self._stuck_s = 0.0  # for how long the loop did not run while this thread ran
         self._looked_s = time.monotonic()
 
     def look(self, patience_s: float) -> None:
-        """Check the loop. Called from the heartbeat's thread, at every beat: twice in `patience_s`."""
+        """Check the loop. The heartbeat's thread calls this at every beat: twice in `patience_s`."""
         since_s, self._looked_s = self._looked_s, time.monotonic()
         if self._asked:
             self._stuck_s += min(self._looked_s - since_s, 0.75 * patience_s)
@@ -97,7 +97,7 @@ class Renewer:
         self._clock = clock
         self._lease_s = lease_s
         # Other workers take over the runs of a worker after `lease_s` seconds without a heartbeat. If they can see
-        # that its connection has ended, they do it sooner.
+        # that its connection has ended, they take the runs over sooner.
         self._proof_s = min(lease_s, store.cut_off_after_s)
         self._every_s = lease_s / 4
         self._again_s = min(self._every_s, _AGAIN_S)
@@ -132,7 +132,8 @@ class Renewer:
     def beat(self) -> float:
         """Send a heartbeat now.
 
-        Returns the time right before it was sent; it reached the store no earlier. Call this from any thread.
+        Returns the time right before the heartbeat was sent: the heartbeat reached the store after that time. Call
+        this from any thread.
         """
         with self._lock:
             asked_s = time.monotonic()

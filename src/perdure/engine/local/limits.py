@@ -141,11 +141,11 @@ class OneAtATime:
 
 def _place(store: Store, rate: Rate, held: int | None, now: int) -> int:
     if held is None or held < now - round(rate.per * 1e6):
-        # The call is new, or the time of its place is long past. In the second case, other calls have waited with it,
+        # The call is new, or the time of its place is long past. In the second case, other calls may have waited too,
         # and they must not all start at once now.
         return store.admit(rate, now)
     if held <= now and store.admit(Rate(key=rate.key), now) > now:
-        # The time of the call's place has come, but the service has asked for a pause. All calls get new places, or
-        # they would all start at once after the pause.
+        # The time of the call's place has come, but the service has asked for a pause. All calls get new places:
+        # otherwise they would all start at once after the pause.
         return store.admit(rate, now)
     return held

@@ -1,8 +1,8 @@
 """Keeps the machines of runs that this worker has parked, so that the next claim needs no replay.
 
-A parent that awaits 800 children one after the other is parked and claimed 800 times. With a replay at each claim that
-costs O(n²). This is only a cache. A run is replayed if it is not in the cache, or if `goes_on_from` does not accept
-what its journal has now. The runs that were used least recently are dropped first.
+A parent that awaits 800 children one after the other is parked and claimed 800 times. With a replay at each claim,
+this would cost O(n²). This is only a cache. A run is replayed if it is not in the cache, or if `goes_on_from` does not
+accept what its journal has now. The runs that were used least recently are dropped first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Kept(Struct, frozen=True, eq=False):
 
 
 class ParkedRuns:
-    """At most `runs` parked runs, of together about `megabytes`. Use this class on the loop's thread."""
+    """At most `runs` parked runs, which together need at most about `megabytes`. Use this on the loop's thread."""
 
     def __init__(self, runs: int, megabytes: int) -> None:
         self._runs = runs
@@ -48,7 +48,7 @@ class ParkedRuns:
             self.drop(next(iter(self._kept)))
 
     def take(self, run_id: str, agent: Agent[Any, Any]) -> ParkedRun | None:
-        """Remove the run and return it; the caller has to close its machine. None if it is not kept for this code."""
+        """Remove the run and return it. The caller has to close its machine. None: no run is kept for this agent."""
         kept = self._kept.get(run_id)
         if kept is None or kept.agent is not agent:
             self.drop(run_id)

@@ -61,7 +61,7 @@ class Host(Protocol):
 
 
 class ProgressKeeper:
-    """The progress of all attempts of one worker. Every method except `hear` is called on the worker's loop."""
+    """The progress of all attempts of one worker. All methods but `hear` and `last_write` run on the worker's loop."""
 
     def __init__(self, host: Host, every_s: float, complain: Callable[[str, StoreError], None]) -> None:
         self._host = host
@@ -89,7 +89,7 @@ class ProgressKeeper:
             self._stored[run_id] = {row.call: row.attempt for row in rows}
 
     def settle(self, run_id: str, state: RunState) -> None:
-        """Delete the stored progress of attempts that have ended. All events of the run are durable."""
+        """Delete the stored progress of attempts that have ended. Call this when all events of the run are durable."""
         stored = self._stored.get(run_id)
         if stored is None:
             return
@@ -161,7 +161,7 @@ class ProgressKeeper:
             self._timer = None
 
     def last_write(self) -> None:
-        """Write the rest at the end of the worker, on any thread. Most of it is progress to delete."""
+        """Write the rest at the end of the worker, on any thread. Mostly, this deletes progress of ended attempts."""
         kept, ended = self._collect()
         if kept or ended:
             try:

@@ -30,4 +30,4 @@ async def end(tasks: Collection[asyncio.Task[Any]], within_s: float) -> None:
     if tasks:
         ended, _ = await asyncio.wait(tasks, timeout=within_s)  # not gather: if cancelled, gather waits for all tasks
         for task in ended:
-            task.cancelled() or task.exception()  # read the exception, or asyncio logs it as never retrieved
+            task.cancelled() or task.exception()  # read the exception: otherwise asyncio logs that it was never read

@@ -54,7 +54,7 @@ class _Waiter:
         self.known = known  # the run and its family as the caller has seen them; None if the caller follows the run
         self.after = after  # the last event that the caller has; None if the caller waits for a result
         self.due = due  # the time (µs) at which the wait ends, even if nothing has changed
-        self.until_s = until_s  # the same by the loop's clock, which moves even if the engine's clock stands still
+        self.until_s = until_s  # like `due`, by the loop's clock: it moves even if the engine's clock stands still
         self.held = held  # the run's holder may be dead
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -62,7 +62,7 @@ class _Waiter:
         return self.left_s(now) <= 0
 
     def left_s(self, now: int) -> float:
-        """How many seconds the caller may wait longer."""
+        """How many more seconds the caller may wait."""
         due_s = float("inf") if self.due is None else (self.due - now) / 1e6
         return due_s if self.until_s is None else min(due_s, self.until_s - self.answer.get_loop().time())
 
@@ -86,11 +86,11 @@ class Watch:
         self._clock = clock
         self._poll_s = poll_s
         self._reap = reap  # makes the runs of dead workers ready
-        # By the id of the family's root, because a change of one run may concern its whole family.
+        # The callers, by the id of their family's root, because a change of one run may concern its whole family.
         self._waiters: dict[str, set[_Waiter]] = {}
         self._timed: set[_Waiter] = set()  # the callers with `due`, `until_s` or `held`
-        self._near: set[_Waiter] = set()  # the callers whose runs the next look is about
-        self._whole = False  # the next look is about the runs of all callers
+        self._near: set[_Waiter] = set()  # the callers whose runs the next look reads
+        self._whole = False  # the next look reads the runs of all callers
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
@@ -215,7 +215,7 @@ class Watch:
                 near, self._near, begun_s = self._near, set(), loop.time()
                 await self._look(reading, near)
             except StoreUnavailable as error:
-                # The runs continue in other processes, or will continue after the outage.
+                # An outage must not end the waits: the runs continue in other processes, or after the outage.
                 log.warning(
                     "cannot look how %d runs are: %s; trying again", len({waiter.run_id for waiter in self._all()}), error.in_full()
                 )
@@ -297,7 +297,7 @@ class Watch:
 
 
 def _standing(seen: Watched) -> set[tuple[str, str, int | None, str | None, str]]:
-    """The facts that matter to a caller that waits for a result. Progress alone is not among them."""
+    """The facts that matter to a caller that waits for a result. New events alone do not matter to it."""
     return {(row.run_id, row.status, row.ready_at, row.holder, row.version) for row in (seen.row, *seen.family)}
 
 

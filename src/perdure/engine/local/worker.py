@@ -166,7 +166,7 @@ class Worker:
         self._forget_clock: Callable[[], None] = lambda: None
         self._asking = ReadingThreads()
         self.vaults = Vaults(store, settings, clock)
-        self.closers: dict[Hashable, Closer] = {}  # at the end of this worker, they close what calls have left open
+        self.closers: dict[Hashable, Closer] = {}  # they close what calls have left open, when this worker ends
         # Transaction tools have their own threads, so that slow tools do not delay the threads that look for work.
         self._transactors = ThreadPoolExecutor(_TRANSACTIONS, "perdure-transaction")
         self._transactions = 0  # how many transactions of tools are under way
@@ -197,7 +197,7 @@ class Worker:
             self.loop.create_task(self._dispatcher.run(), name="perdure notices"),
         ]
         for task in self._tasks:
-            disown(task)  # `__aexit__` ends these tasks; they do not end by themselves
+            disown(task)  # the loop's owner must not wait for these tasks: `__aexit__` ends them
         self._forget_clock = self.clock.on_jump(self._ring_of_clock)
         return self
 
@@ -245,7 +245,7 @@ class Worker:
                 self._closed = True
                 self._transactors.shutdown(wait=False)
                 for reader in self._readers.copy():
-                    reader.cancel()  # the answer is no longer needed, and the loop may be closed before the answer arrives
+                    reader.cancel()  # nothing needs the answer any more, and the loop may close before it arrives
                 self._asking.close()
                 self.vaults.close()
 
@@ -378,7 +378,7 @@ class Worker:
         """Drive one run and its children, until the run ends, needs a person, or waits for something from outside.
 
         When `stop` is set, the runs are released, unless a serve() of this worker is active and continues them.
-        Without `wait`, the call also returns when the run waits for a time; but it always waits for the run's
+        Without `wait`, the call also returns when the run waits for a time. In every case the call waits for the run's
         children. With `by_turn`, the limits of the run's queue apply, as for any worker. Otherwise the run is claimed
         by name, whatever the limits are.
         """
@@ -405,8 +405,8 @@ class Worker:
 
     async def _drive_family(self, run_id: str, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None) -> RunRow:
         seen = self._changes
-        # If the caller has stopped already, do not even claim the run: a release would make the run ready at once, also
-        # a run that begins later.
+        # If the caller has stopped already, do not even claim the run: the release would make the run ready at once,
+        # even a run that must begin later.
         row = await self._row(run_id) if stop.is_set() else await self._take_up(run_id, limits)
         while row.status not in FINISHED and not stop.is_set() and not self._draining:
             try:
@@ -443,8 +443,8 @@ class Worker:
             await self._take_up_if_free(run_id, limits)
         elif ready:
             await self._claim_below(run_id)
-        # This worker holds the run but does not drive it, so the release of the run is under way on a thread. The
-        # run's status is not known before the release is written.
+        # If this worker holds the run here, it does not drive the run any more: the release is under way on a thread,
+        # and the run's status is not known before the release is written.
         releasing = row.holder == self.id
         if ready or releasing or self._is_driven(row, family) or await self._find_child_agents():
             await self._doze(_REAP_EVERY_S, stop, seen)
@@ -493,7 +493,7 @@ class Worker:
         row = await self._row(run_id)
         self._check_served(row)
         if limits is not None and row.holder is None and not self._is_ready(row):
-            return row  # only a run below it is ready; a claim of this run would only make its journal longer
+            return row  # the run itself is not ready: a claim would only make its journal longer
         if row.status not in FINISHED and run_id not in self._drives:  # a run that is driven here needs no claim
             if row.holder is not None:
                 self._last_reap_s = float("-inf")  # the holder may be dead: reap now, not only after _REAP_EVERY_S
@@ -620,7 +620,7 @@ class Worker:
         if not self.store.remote:
             ready = self.store.next_ready(served, self.queues)
             if ready is None or ready > self.clock.now():
-                return ()  # this read is enough; a claim would take the write lock
+                return ()  # no run is ready: a claim would only take the write lock
         limits = self.settings.queues
         return self.store.claim(self.id, served, wanted, self.clock.now(), queues=self.queues, limits=limits)
 
@@ -642,7 +642,7 @@ class Worker:
             try:
                 claimed, post = await asked
                 if post_is_read and claimed and all(one.post is not None for one in claimed):
-                    self._post_version = seen + 1  # the claim itself is one change; other changes make it higher
+                    self._post_version = seen + 1  # the claim itself is one change; other changes add to it
                 self._begin(claimed, post)
                 return claimed
             finally:
@@ -669,11 +669,11 @@ class Worker:
             return claimed, ()
 
     async def _find_child_agents(self) -> bool:
-        """Replay the parents whose code is needed to find the agents of their children. True if there are such parents."""
+        """Replay parents, to find the agents of their children. True: there were parents to replay."""
         self._last_child_agents_s = self.loop.time()
         parents = await self._ask(lambda: self._kin.parents_to_ask(self.clock.now()))
         for run_id in parents:
-            # A plain callback, not a task, because it enters an agent.
+            # Use a plain callback and not a task, because the callback enters an agent.
             self.loop.call_soon(self._serve_child_agents, run_id)
         return bool(parents)
 
@@ -684,7 +684,7 @@ class Worker:
         self._notice()
 
     async def reap(self) -> bool:
-        """Reap the runs of dead workers, and release the runs that this worker holds and does not drive.
+        """Make the runs of dead workers claimable, and release the runs that this worker holds and does not drive.
 
         True: there was such a run.
         """
@@ -754,7 +754,7 @@ class Worker:
             since: Sequence[Event] = self.store.read(run_id, before) if events is None else events[before:]
             if goes_on_from(parked, since):
                 assert parked.state.created is not None
-                # A call of a parked run may wait for a rate limit or for money after its attempt was cut off.
+                # A call of a parked run may wait for a rate limit or a budget after its last attempt was cut off.
                 cut_off = any(call.phase == "started" for call in parked.state.open.values())
                 return since[1:], debts_of(self.store, parked.state.created), self._progress_of(run_id, cut_off), parked
         journal = self.store.read(run_id) if events is None else events
@@ -771,7 +771,7 @@ class Worker:
             if not drive.over:
                 events, debts, progress, used = self._read(claimed, parked) if reading is None else reading.result()
                 drive.begin(events, debts, progress, used)
-                self._wake_beside(drive.run_id)  # the journal of the run may already have children
+                self._wake_beside(drive.run_id)  # its journal may already name children, for which callers wait
         except Exception as error:
             self.broke(drive, error)
         finally:
@@ -815,8 +815,8 @@ class Worker:
             if isinstance(answer, Committed):
                 log.info("run %s: released", drive.run_id)
                 return
-            # Retry a refusal as well: between the read and the write, an earlier append of this worker may have
-            # arrived whose answer was lost.
+            # Retry a refusal as well: between the read and the write, an earlier append of this worker, whose answer
+            # was lost, may have arrived.
             ours = answer if isinstance(answer, Exception) and not isinstance(answer, PerdureError) else None
             words = "run %s: cannot be released yet: %s; trying again in %.0f s"
             level = logging.DEBUG if isinstance(answer, StoreUnavailable) and self.store.remote else logging.ERROR
@@ -837,9 +837,9 @@ class Worker:
         next_ready = None if full else await self._ask(lambda: self.store.next_ready(served, self.queues))
         left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self.clock.now()) / 1e6
         if left_s <= 0:
-            # A run is ready that this worker may not claim yet: the run's queue is full, or the run is a suspect and
-            # this worker's group of suspects is full. Without a real wait, this would be a busy loop, and nothing else
-            # would run.
+            # There is a ready run that this worker may not claim yet: the run's queue is full, or the run is a suspect
+            # and this worker's group of suspects is full. Without a real wait, this would be a busy loop, and nothing
+            # else would run.
             left_s = self.settings.poll_s
         await self._doze(min(left_s, _REAP_EVERY_S), stop, seen)
 
@@ -862,7 +862,7 @@ class Worker:
     async def _wait_beside(self, run_id: str) -> None:
         """Wait until the run rests or has a new child, at most _REAP_EVERY_S seconds.
 
-        If there are thousands of waiters, only the waiters of this run wake up.
+        Only the waiters of this run wake up, since there may be thousands of waiters.
         """
         beside = self._beside.setdefault(run_id, set())
         try:
@@ -910,7 +910,7 @@ class Worker:
     def _complain(self, what: str, error: StoreError) -> None:
         """Log an error, at most every 30 s.
 
-        If a server cannot be reached, its store logs this: when the server goes away, and when it is back.
+        An outage of a server is logged here only for debugging: the store logs its beginning and its end.
         """
         now_s = time.monotonic()
         quiet = now_s - self._complained_s.get(what, float("-inf")) < _COMPLAIN_EVERY_S
@@ -1084,13 +1084,16 @@ class Worker:
         return self._renewer.beat()
 
     def committed(self, run_id: str, sealed: Sequence[Sealed]) -> None:
-        """Events of a run are durable: wake the dispatcher of notices and the waiters, and call the observers."""
+        """Events of a run are durable: wake the dispatcher of notices, and the waiters."""
         for one in sealed:
             kind = type(one.event.body)
             if kind in TOLD:
                 self._dispatcher.poke()
             elif kind is ChildStarted:
                 self._wake_beside(run_id)
+
+    def observe(self, run_id: str, sealed: Sequence[Sealed]) -> None:
+        """Events of a run are durable: tell the observers."""
         events = [one.event for one in sealed]
         for observe in self.observers:
             try:

@@ -68,7 +68,7 @@ class Dispatcher:
         self._threads = Threads(_AT_A_TIME)
         self._changed = asyncio.Event()
         self._out = 0  # how many notices are taken, and not yet marked as done or failed
-        # Held from the question to the store until `_out` counts the taken notices; this may take a while.
+        # This lock is held from the question to the store until `_out` counts the taken notices, which may take long.
         self._taking = asyncio.Lock()
         self._misfit: InvalidInput | None = None
         self._endpoint = self._find_endpoint()
@@ -132,7 +132,7 @@ class Dispatcher:
 
     # -- rounds -------------------------------------------------------------------------------------------------------
     async def _round(self, senders: asyncio.TaskGroup) -> float:
-        """Start to send the notices that are due, as far as there is room. Returns how many seconds to rest then."""
+        """Start to send the notices that are due, as far as there is room. Returns how many seconds to wait then."""
         due = await self._ask(self._store.next_notice)  # a cheap check first: after most rings no notice is due
         if due is not None and due <= self._clock.now():
             await self._start_due(senders)
@@ -141,7 +141,7 @@ class Dispatcher:
             due = await self._ask(self._store.next_notice)
         left_s = _LONGEST_REST_S if due is None else (due - self._clock.now()) / 1e6
         # A notice may be due although `take_notices` did not return it: another process has taken it, or clocks
-        # differ. Wait at least poll_s, or this would be a busy loop.
+        # differ. Wait at least poll_s: otherwise this would be a busy loop.
         return min(max(left_s, self._settings.poll_s), _LONGEST_REST_S)
 
     async def _start_due(self, senders: asyncio.TaskGroup) -> None:
@@ -166,7 +166,7 @@ class Dispatcher:
             if not self._out:  # if notices are under way, a send has ended and made room: look again at once
                 await asyncio.sleep(_AFTER_YOU_S)
         except TimeoutError:
-            pass  # the rest is over
+            pass  # the time is over
 
     async def _ask(self, question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the store: on this thread if the call is quick, else on another thread."""

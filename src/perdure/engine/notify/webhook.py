@@ -1,7 +1,7 @@
-"""Sends one signed POST to the webhook URL of the settings. Whatever the receiver does, no exception is raised.
+"""Sends one signed POST to the webhook URL of the settings. No failure of the receiver raises an exception.
 
 The host must be in an allow-list. Redirects, proxies and credentials in the URL are not supported, because they would
-let the request go to another host. Whatever the receiver does, the request ends after GIVE_UP_S seconds.
+let the request go to another host. The request ends after GIVE_UP_S seconds, even if the receiver does not answer.
 """
 
 from __future__ import annotations

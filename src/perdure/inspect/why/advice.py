@@ -171,6 +171,10 @@ class Orders:
             case _:
                 return [again, AdviceStep(self._perdure("verify", self.run), "check that the journal itself is sound")]
 
+    def repair(self) -> AdviceStep:
+        does = "write the row again from the journal, which is not changed; it shows the changes and asks first"
+        return AdviceStep(self._perdure("verify", self.run, more=" --repair"), does)
+
     # -- watching, cancelling, and after the end ----------------------------------------------------------------------
     def follow(self) -> AdviceStep:
         return AdviceStep(self._perdure("events", self.run, more=" --follow"), "watch it; nothing needs to be done")
@@ -261,7 +265,11 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     run's row.
     """
     row, state = scene.reading.row, scene.reading.state
+    if row.specimen is not None:
+        return _look_at_specimen(row.run_id, options)
     orders = Orders(row, options, code, cancelled=state.cancel is not None)
+    if scene.reading.row_was_edited:
+        return [orders.repair()]
     if row.status in FINISHED:
         return orders.after_the_end(state, scene.undoing, taken_back(state, scene.load))
     stop = _stop(scene, orders)
@@ -286,6 +294,14 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     if begins_later(row, scene.now) and (scene.version_served or scene.missing is None):
         return [*([orders.nothing()] if scene.served else []), *orders.begin_early(served=scene.served), *stop]
     return [*go_on, *people, *settle, *stop]
+
+
+def _look_at_specimen(run_id: str, options: str) -> list[AdviceStep]:
+    return [
+        AdviceStep(f"{shell.command('events', run_id)}{options}", "its journal; act on the run in the journal that it came from"),
+        AdviceStep(f"{shell.command('verify', run_id)}{options}", "was the copy changed since it was written?"),
+        AdviceStep(f"perdure prune --specimen {shell.quote(run_id)}{options}", "delete this copy, when you have seen enough"),
+    ]
 
 
 def _stop(scene: Scene, orders: Orders) -> list[AdviceStep]:

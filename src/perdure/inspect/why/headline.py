@@ -22,6 +22,12 @@ class Cancel(Struct, frozen=True):
 
 def headline(scene: Scene, doubts: list[CallInDoubt]) -> str:
     """The run's status in one sentence. A request to cancel the run, if there is one, comes first."""
+    imported = scene.reading.row.imported
+    if imported is not None:
+        copy = "a redacted specimen" if imported.original_head is not None else "a specimen"
+        status = scene.reading.row.status
+        stood = f"it was {status}" if status in ("running", "queued", "cancelling") else _standing(scene, doubts)
+        return f"{copy}, to be looked at (exported at {moment(imported.exported_at, scene.now)}); as of its last event: {stood}"
     cancel = cancel_asked(scene)
     if cancel is None or scene.reading.state.finished:
         return _standing(scene, doubts)
@@ -40,6 +46,9 @@ def cancel_asked(scene: Scene) -> Cancel | None:
 def _standing(scene: Scene, doubts: list[CallInDoubt]) -> str:
     row, state, now = scene.reading.row, scene.reading.state, scene.now
     for_long = f"since {clock(row.updated_at, now)} ({span(now - row.updated_at)})"
+    if scene.reading.row_was_edited:
+        ended = f"ended at {clock(state.updated_at, now)} (event {state.seq}, {state.status})" if state.finished else "has not ended"
+        return f"its row was edited: the row says {row.status}, and by its journal the run {ended}; no worker goes on with it"
     match row.status:
         case "succeeded":
             return f"succeeded at {clock(state.updated_at, now)} with {shown(state.output, 200)}"

@@ -13,6 +13,7 @@ from perdure.core.prompt_deltas import is_request
 from perdure.core.state import CallState
 from perdure.engine.api import Reading
 from perdure.inspect.cost import BudgetView, Cost, CostAll, budget_view, cost_of, cost_words
+from perdure.inspect.inside import InspectedFrame
 from perdure.inspect.text import asked_words, iso, places, seconds, span
 from perdure.inspect.why import advice
 from perdure.inspect.why.advice import AdviceStep
@@ -70,10 +71,12 @@ class Why(Struct, frozen=True):
     priority: int
     parent: str | None
     parent_call: int | None
+    specimen: bool  # an imported copy: nothing can be done to it here
     status: str
     now: str  # when the page was made
     sentence: str
     places: list[str]  # if the run failed: where the exception was raised
+    failing: InspectedFrame | None  # if the run failed, and its code is at hand: the line that failed, and its variables
     cancel: Cancel | None
     paused: Paused | None
     said: str | None
@@ -119,12 +122,13 @@ def why(
     settings: Settings = _DEFAULTS,
     options: str = "",
     code: str | None = None,
+    failing: InspectedFrame | None = None,
 ) -> Why:
     """The page about a run. `options` is added to every command on the page, such as ` --url …`.
 
     `code` is the argument that tells `resume` where the agent's code is. It is "" if `resume` finds the code without
-    the argument, and None to take the argument from the run's row. `settings` are the settings of this process;
-    workers may have other settings.
+    the argument, and None to take the argument from the run's row. `failing` is the frame of a failed run that a replay
+    of its code has found. `settings` are the settings of this process; workers may have other settings.
     """
     scene = look(store, run_id, now, settings)
     row, state = scene.reading.row, scene.reading.state
@@ -145,16 +149,18 @@ def why(
         priority=row.priority,
         parent=row.parent,
         parent_call=row.parent_call,
+        specimen=row.specimen is not None,
         status=row.status,
         now=iso(now),
         sentence=headline(scene, open_questions),
         places=places(state.failure),
+        failing=failing,
         cancel=cancel_asked(scene),
         paused=Paused(state.paused.by, state.paused.reason) if state.paused is not None else None,
         said=state.said,
         holder=scene.holder,
         workers_alive=scene.alive,
-        unserved=None if state.finished or scene.held else scene.missing,
+        unserved=None if state.finished or scene.held or row.specimen is not None else scene.missing,
         no_room=scene.no_room,
         suspect=scene.suspect,
         done=_ends(done),
@@ -163,8 +169,8 @@ def why(
         not_done_count=len(not_done),
         undoing=scene.undoing,
         in_doubt=open_questions,
-        again=[_cut_off(call, scene) for call in cut_off(scene)] if not state.finished else [],
-        under_way=[_open(call, scene) for call in state.open.values() if scene.held and call.phase == "started"],
+        again=[_cut_off(call, scene) for call in cut_off(scene)] if not state.finished and row.specimen is None else [],
+        under_way=[_open(call, scene) for call in state.open.values() if _is_under_way(scene) and call.phase == "started"],
         approvals=approvals,
         children=family,
         listens=topics(scene),
@@ -203,11 +209,18 @@ def _changed(scene: Scene) -> list[str]:
 
 
 # -- open calls -------------------------------------------------------------------------------------------------------
+def _is_under_way(scene: Scene) -> bool:
+    """Does a worker perform the open calls? Of a specimen: did a worker hold the run when it was exported?"""
+    return scene.held or (scene.reading.row.specimen is not None and scene.reading.state.worker is not None)
+
+
 def _open(call: CallState, scene: Scene) -> Open:
     since = scene.reading.events[call.intent_seq - 1].ts
     again = f", attempt {call.attempt}" if call.attempt > 1 else ""
     limit = f", times out after {span(round(call.timeout_s * 1e6))}" if call.timeout_s else ""
     doing = f"being {'asked' if is_request(call.args) else 'performed'} for {span(scene.now - since)}{again}{limit}"
+    if scene.reading.row.specimen is not None:
+        doing = f"had begun when the run was exported{again}; what came of it is not in the file"
     return Open(
         call.number, asked_words(call, scene.load), doing, iso(since), seconds(scene.now - since), call.intent_seq, reached(call, scene)
     )

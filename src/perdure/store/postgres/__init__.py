@@ -7,9 +7,9 @@
 - **A commit crosses a network.** Appends of many runs are one statement (`journal.py`), which the event loop sends
   without waiting (`wire.py`). Everything else is sent from threads.
 - **The answer to a commit can be lost.** For a transaction, its number says whether it has ended, and its rows prove
-  that it was committed (`database.py`). For an append that is one statement, a new nonce is written first (a fence).
-  This write waits for the append if the append is under way, and makes the server refuse the append if it comes late
-  (`journal.py`).
+  that it was committed (`database.py`). An append that is one statement is repeated only after a new nonce was
+  written (a fence). This write waits for the first append if that is still under way, and makes the server refuse
+  the first append if it comes late (`journal.py`).
 - **Several machines.** Leases are judged by the clock of the database. A lock file proves a death on the same machine
   only; for a worker on another machine, a connection that is gone for some seconds counts as silence (`liveness.py`,
   `claims.py`). The clocks of workers follow the clock of the database.

@@ -39,7 +39,7 @@ class Array(bytes):
 
     @staticmethod
     def sized(value: Any) -> bytes:
-        """One value in bytes, after its length."""
+        """The length of one value, and then the value, in bytes."""
         raise NotImplementedError
 
 
@@ -73,7 +73,7 @@ class Byteas(Array):
     def of_hex(cls, values: Sequence[str], size: int) -> Array:
         """The array of these values, given in hexadecimal, each of `size` bytes."""
         length = _SIZE(size).hex()
-        # All values are decoded in one call. So each must have the right length, or it would shift the next values.
+        # All values are decoded in one call, so each must have the right length: otherwise it shifts the next values.
         assert all(len(value) == 2 * size for value in values), values
         head = _HEAD(1, 1, cls.item, len(values), 1) if values else _EMPTY(0, 0, cls.item)
         return cls(head + bytes.fromhex("".join([length + value for value in values])))

@@ -6,9 +6,9 @@ NOTIFY, and only one such statement at a time. The bell is only a hint. Behind a
 is heard and no session lock is held: then every process polls a few times a second, and a dead worker is noticed when
 its lease runs out.
 
-Watchers are told about every commit that moves a run, and most such commits do not ring. So that these messages cost
-nothing while no process watches, a process that watches says so to all others (WATCHERS), again and again. Only then
-they tell it which runs have moved (MOVED), some milliseconds of commits in one message.
+Watchers are told about every commit that moves a run, and most such commits do not ring. These messages must cost
+nothing while no process watches. So a process that watches says so to all others, again and again (WATCHERS). Only
+then the others tell it which runs have moved (MOVED): one message for all commits of some milliseconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.queries import PostgresCursor
 
 log = logging.getLogger("perdure.store")
-# Rings; who watches; which runs have moved. Only a process that watches listens to the third.
+# The channels for rings, for messages of watchers, and for moved runs. Only watchers listen to the last.
 CHANNEL, WATCHERS, MOVED = "perdure", "perdure_watchers", "perdure_moved"
 _WATCHING, _WHO = "watching", "who?"
 _WATCHING_S = 15.0  # how long a process counts as watching after it has said so; it says so every _IDLE_S
@@ -63,7 +63,7 @@ class NotifyBell:
         self._own = Listeners()
         self._token = uuid.uuid4().hex
         self._words = {"channel": CHANNEL, "ring": f"{schema} {self._token}"}
-        self._committing = 0  # how many statements that may ring themselves are under way in this process
+        self._committing = 0  # how many statements that may contain a ring are under way in this process
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake: tuple[int, int] | None = None
@@ -73,7 +73,7 @@ class NotifyBell:
         self._ringing = False
         self._moved: set[str] = set()  # runs that have moved since the watchers in other processes were last told
         self._next_moved_s = 0.0
-        self._watched_until_s = 0.0  # until this time, a watcher in another process is known
+        self._watched_until_s = 0.0  # until this time, another process counts as watching
         self._watching = False  # this process has said that it watches, and hears which runs have moved
         self._next_watching_s = 0.0
         self._wanted: set[str] = set()  # workers that need a session lock
@@ -150,7 +150,7 @@ class NotifyBell:
         """Hold a session lock for the worker, so that other machines see whether its connection is alive."""
         with self._lock:
             self._wanted.add(worker)
-            self._untold.add(worker)  # at every registration: another worker may have removed the row
+            self._untold.add(worker)  # do this at every registration: another worker may have removed the row
         self._start()
         self._poke()
 
@@ -351,7 +351,7 @@ class NotifyBell:
     def _hears(self, connection: Connection, patience_s: float) -> bool:
         """Wait for a ring of another process, or for a call of `_poke`. True: there was a ring."""
         assert self._wake is not None
-        # If a notification came with the answer to a statement, it is in the driver's memory, not in the socket.
+        # A notification that came with the answer to a statement is in the driver's memory, not in the socket.
         if notes := list(connection.notifies(timeout=0)):
             return self._has_rung(notes)
         waiting = select.poll()
@@ -365,11 +365,11 @@ class NotifyBell:
         return self._has_rung(list(connection.notifies(timeout=0)))
 
     def _has_rung(self, notes: list[psycopg.Notify]) -> bool:
-        """Is one of the notifications a ring? The others are told to whom they concern."""
+        """Is one of the notifications a ring? Notifications about watchers and moved runs are handled here."""
         rung = False
         for note in notes:
-            # The schema's name, then a token of the sender. What a process says itself, and what concerns another
-            # schema, does not count.
+            # A payload is the schema's name, a token of the sender, and the words. Skip payloads of this process, and
+            # payloads about another schema.
             if not note.payload.startswith(f"{self._schema} ") or note.payload.startswith(self._words["ring"]):
                 continue
             words = note.payload.removeprefix(f"{self._schema} ").partition(" ")[2]
@@ -399,7 +399,7 @@ class NotifyBell:
             with self._connections.lent() as connection:
                 connection.execute(_NOTIFY, tuple(self._words.values()))
         except (psycopg.Error, StoreError):
-            pass  # the ring is only a hint: listeners that did not hear it poll
+            pass  # the ring is only a hint: listeners that do not hear the ring still poll
 
     def _sleep(self, seconds: float) -> None:
         assert self._wake is not None

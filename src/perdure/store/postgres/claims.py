@@ -1,8 +1,8 @@
-"""Claims on PostgreSQL: in one statement if possible; and the runs of workers whose connection is gone.
+"""Claims on PostgreSQL, in one statement if possible. Also: reaps the runs of workers whose connection is gone.
 
-A claim that must respect turns, limits and suspects is a transaction of ten round trips. None of these matter if only
-one line has ready runs, the line's queue has no limit, and no run of the line is a suspect. Then one statement claims
-the first runs of the line, and returns them with their journals and inboxes.
+A claim that must respect turns, limits and suspects is a transaction of ten round trips. These rules do not matter if
+only one line has ready runs, the line's queue has no limit, and no run of the line is a suspect. Then one statement
+claims the first runs of the line, and returns them with their journals and inboxes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perdure.errors import StoreCorrupt, StoreUnavailable
 from perdure.settings import Queue
 from perdure.store.api import Claimed, Lease, Served
 from perdure.store.claims import Claims, lose_runs_of_silent_worker
-from perdure.store.cursor import Cursor, Row
+from perdure.store.cursor import KEY, Cursor, Row
 from perdure.store.part import Means
 from perdure.store.postgres.bell import NotifyBell
 from perdure.store.postgres.database import PostgresDatabase
@@ -36,8 +36,8 @@ _LOOKS = 3
 # A claim returns a journal of at most this many events. A longer journal is read later, when its run begins, because a
 # hundred runs may be claimed together.
 _FEW_EVENTS = 200
-_SEEN, _RUN, _MORE = slice(0, 3), slice(3, 31), slice(31, None)  # the columns of claim_at_once
-_NONCE, _EVENT_ID = 26, 27  # the positions of two columns that come after the columns of a run
+_NONCE, _EVENT_ID = KEY + 1, KEY + 2  # the positions of two columns that come after the columns of a run
+_SEEN, _RUN, _MORE = slice(0, 3), slice(3, 4 + _EVENT_ID), slice(4 + _EVENT_ID, None)  # the columns of claim_at_once
 
 
 class Unheard(Exception):
@@ -70,7 +70,7 @@ class _Ask(NamedTuple):
 
 class _Next(NamedTuple):
     served: Mapping[str, object]
-    commits: int  # how many commits this process had made at that time
+    commits: int  # how many commits this process had made after the claim
     ready_at: int | None  # when the next run of the served lines is ready
 
 
@@ -210,7 +210,7 @@ def _coming_with(ask: _Ask, run: Row, journal: Sequence[Row], inbox: Sequence[Ro
 GRACE_S = 6.0
 _COUNT_EVERY_S = 10.0
 _FEW = 10  # if there are at most this many workers, each worker reaps at every call
-# With more workers, each waits this many seconds per worker: so all together reap twenty times a second.
+# With more workers, each worker waits this many seconds per worker: so all together reap twenty times a second.
 _SPREAD_S = 0.05
 _FOR_EVER_US = 10**15
 _FORGET_US = 3_600_000_000
@@ -272,7 +272,7 @@ class PostgresClaims(Claims):
         return super().next_ready(served, queues)
 
     def _heard_late(self, unheard: Unheard, weighed: Sequence[Claimed]) -> list[Claimed]:
-        """The runs that the lost statement has claimed. Else the worker would hold them without driving them."""
+        """The runs that the lost statement has claimed. Without this, the worker would hold and not drive them."""
         try:
             return self._known(unheard.arrived())
         except StoreUnavailable:
@@ -295,8 +295,8 @@ class PostgresClaims(Claims):
                 return 0
             self._look_s = time.monotonic() + self._bell.worker_count * _SPREAD_S * random.uniform(0.5, 1.5)
         lost = super()._reap(worker, lease_us, now)
-        # `lease_us` is endless if this worker was itself cut off (see Renewer.silence). Then do not reap workers
-        # without a connection: they may have been cut off too, and may connect again soon.
+        # `lease_us` is endless if this worker itself was cut off (see Renewer.silence). Then do not reap other workers
+        # without a connection: they may have been cut off at the same time, and may connect again soon.
         return lost + (self._reap_cut_off(worker, now) if lease_us < _FOR_EVER_US else 0)
 
     def _reap_cut_off(self, worker: str, now: int) -> int:

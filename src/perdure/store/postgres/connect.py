@@ -22,7 +22,7 @@ from perdure.store.postgres import arrays
 from perdure.store.postgres.faults import translated
 from perdure.store.url import shown_url
 
-# -- the server's clock: the wall clock of this machine may be set at any moment, even while the server is asked
+# -- the server's clock. This machine's wall clock may be set at any moment, even while the server is asked.
 _SAME_US = 100_000  # clocks that differ by less count as equal
 # The steady clock: a clock that cannot be set. If possible, a clock that also counts while the machine sleeps.
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -32,7 +32,7 @@ class Ahead(NamedTuple):
     """How far the server's clock was ahead of this machine's wall clock when the server was asked."""
 
     us: int
-    beyond_us: int  # how far the wall clock was ahead of the steady clock at that time
+    beyond_us: int  # how far the wall clock was ahead of the steady clock when the server was asked
 
     @classmethod
     def nothing(cls) -> Ahead:
@@ -53,7 +53,7 @@ class RoundTripClock:
     def heard(self, server_us: int) -> Ahead:
         """The difference, given the server's answer.
 
-        It is 0 if the difference is within the error of measurement, so that the time does not jitter.
+        The difference is 0 if it is within the error of measurement, so that the time does not jitter.
         """
         heard_us, beyond_us = _steady_us(), _beyond_us()
         # Measure by the steady clock. The wall clock may be set between the question and this line: then this process
@@ -78,8 +78,8 @@ CONNECT_S = 5
 ANSWER_S = 10.0  # how long a server may take to answer before its connection is closed
 # The authentication methods that a server may ask for. "password" and "md5" are not in this list, because a hostile
 # server would ask for them: with "password" libpq sends the password in clear text, and an answer to "md5" can be used
-# like the password. With SCRAM the server learns nothing that it could use. "none" is a server that asks for nothing
-# (trust, peer, client certificates); "gss" is Kerberos.
+# like the password. With SCRAM the server learns nothing that it could use. "none": the server asks for no password
+# (trust, peer, client certificates). "gss": Kerberos.
 REQUIRE_AUTH = "scram-sha-256,gss,none"
 # With these settings, the kernel closes a connection whose peer has vanished, even if no statement is under way.
 _KEEP_ALIVE = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3", "tcp_user_timeout": "15000"}
@@ -153,7 +153,7 @@ def parameters(url: str) -> dict[str, Any]:
     if re.search("[/@]", address.rpartition("@")[0]) or not re.fullmatch(r"[\d,]*", str(said.get("port") or "")):
         # libpq would treat a part of the password as a part of the address, and messages would show it.
         raise _not_a_url(url, "the user, the password or the port has a character that must be percent-encoded")
-    # libpq itself reads the variable PGREQUIREAUTH.
+    # If PGREQUIREAUTH is set, libpq reads it itself: the user's choice counts.
     own_word = {} if os.environ.get("PGREQUIREAUTH") else {"require_auth": REQUIRE_AUTH}
     return {
         **own_word,
@@ -214,8 +214,8 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
     # lock.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.prepare_threshold = 1 if connection.direct else None
-    # Use one type for all numbers: psycopg would choose the type by the size of the number, and each type would be
-    # another statement to prepare.
+    # Use one type for all numbers: psycopg would choose the type by the size of the number, and the statement would be
+    # prepared once for each type.
     connection.adapters.register_dumper(int, Int8BinaryDumper)
     connection.adapters.register_dumper(int, Int8Dumper)
     connection.adapters.register_dumper(str, StrDumper)

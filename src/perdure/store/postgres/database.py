@@ -59,8 +59,8 @@ class PostgresDatabase:
             except psycopg.Error as error:
                 if not (again and left and is_rolled_back(error)):
                     raise translated(error, self.where) from None
-                # There was a deadlock, and the server has rolled this transaction back. Wait a little: without a
-                # pause, it could meet the other transaction again.
+                # There was a deadlock, and the server has rolled this transaction back. Wait a little before the next
+                # try: without a pause, the two transactions could deadlock again.
                 log.info("%s: a transaction was rolled back because of another one; doing it again", self.where)
                 time.sleep(random.uniform(0.001, 0.02) * (_ROUNDS - left))
             except UnicodeEncodeError as error:
@@ -142,9 +142,9 @@ class PostgresDatabase:
                     raise
                 lost = error
         if lost is not None:
-            # COMMIT was sent, and its answer was lost. Look the transaction up only now, after the dead connection has
-            # left the pool. After a restart of the server, every committing thread is here, and their dead connections
-            # would fill the pool.
+            # COMMIT was sent, and its answer was lost. First give the dead connection back, then look the transaction
+            # up. After a restart of the server, all committing threads come here, and their dead connections would
+            # fill the pool.
             self.connections.lost()
             self._clear_up(xid, lost, lambda fresh: arrived(fresh, done))
         self.committed_since(began_s)
@@ -198,7 +198,7 @@ class PostgresDatabase:
         a standby that took over, may have lost the transaction and given its id to another transaction. So only the
         rows of the transaction prove that it was committed (`arrived`).
         """
-        # This is longer than the server's timeout for idle transactions, so at the deadline the transaction has ended.
+        # The deadline is later than the server's timeout for idle transactions: by then the transaction has ended.
         deadline_s = time.monotonic() + 1.2 * self.connections.answer_s
         while time.monotonic() < deadline_s:
             try:

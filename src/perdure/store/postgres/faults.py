@@ -33,9 +33,9 @@ _REFUSED = {
     "28": ("does not let us in", "check user and password in the URL, and pg_hba.conf"),
     "3D": ("has no such database", "create it first: createdb NAME"),
 }
-# While it connects, libpq reports the server's message without its SQLSTATE. So the code finds the SQLSTATE by the
-# words of the message: otherwise a wrong password would be retried like a server that cannot be reached. If the
-# server's messages are not in English, this happens, and the log shows the server's message.
+# If a connection cannot be made, libpq reports the server's message without its SQLSTATE. So the SQLSTATE is found by
+# the words of the message. Without it, a wrong password is retried like a server that cannot be reached. This happens
+# if the server's messages are not in English; the log shows the server's message.
 _CONNECT_ERRORS = (
     (re.compile(r'database "[^"]*" does not exist'), "3D000"),
     (
@@ -88,7 +88,7 @@ def is_rolled_back(error: psycopg.Error) -> bool:
 
 
 def is_crowded(error: psycopg.Error) -> bool:
-    """Does the server lack something for the moment: rows that are locked, connections, memory, room on the disk?"""
+    """Does the server lack something at the moment: are rows locked, or connections, memory or disk space used up?"""
     return error.sqlstate == "55P03" or (error.sqlstate or "").startswith("53")
 
 

@@ -1,4 +1,4 @@
-"""Collects facts about a PostgreSQL server, for `perdure doctor`, which judges the facts."""
+"""Collects facts about a PostgreSQL server. `perdure doctor` judges these facts."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _missing(cursor: PostgresCursor) -> dict[str, list[str]]:
 
 
 def _hears(connection: Connection, connections: Connections) -> bool:
-    """Does this connection hear what another connection sends? Not behind a proxy that pools transactions."""
+    """Does this connection hear what another connection sends? Behind a proxy that pools transactions, it does not."""
     token = uuid.uuid4().hex  # no worker treats this payload as a ring
     connection.execute(f"LISTEN {CHANNEL}".encode())
     with connections.lent() as other:

@@ -168,7 +168,7 @@ class PostgresJournal(Journal):
         return self._statement(lambda connection: written(connection.wait(wire.sent(connection, *statements))))
 
     def _plain_statement(self, plain: list[Append]) -> tuple[_Statements, Callable[[PGresult], set[int]]]:
-        """The arguments for `wire.sent`, and a function that finds in its answer the appends whose guard held.
+        """The arguments for `wire.sent`, and a function that reads from the answer which appends were written.
 
         Sorts `plain` in place.
         """
@@ -282,7 +282,7 @@ class PostgresJournal(Journal):
     def _settle(self, batch: Sequence[Append], called_s: float) -> list[Appended]:
         """Find out which appends were committed, and append the others.
 
-        A fence (a new nonce in the run's row) makes the server refuse an earlier copy of an append that arrives later.
+        A fence (a new nonce in the run's row) makes the server refuse an earlier copy of the append that comes late.
         """
         names = {name for append in batch if (name := _name(append)) is not None}
         self._doubtful |= names
@@ -403,7 +403,7 @@ class PostgresJournal(Journal):
 def _columns(plain: Sequence[Append], keys: Sequence[int]) -> dict[str, Array]:
     """The parameters of append_many for the events of all appends.
 
-    They are built column by column, because row by row took twice as long.
+    The parameters are built column by column: row by row, this took twice as long.
     """
     sealed = [one for append in plain for one in append.events]
     events = [one.event for one in sealed]

@@ -1,4 +1,4 @@
-"""Which workers are alive? Lock files show it on this machine, session locks in the database on other machines.
+"""Which workers are alive? Lock files show this on the same machine, session locks in the database on other machines.
 
 A lock file proves a death on this machine only. A session lock is never a proof: a connection may be gone because its
 process is dead, or because the network is down. So a missing session lock only counts as silence, and only after some

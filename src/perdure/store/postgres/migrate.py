@@ -36,7 +36,7 @@ def migrate(connection: Connection, where: str) -> None:
             cursor = PostgresCursor(connection)
             # The lock is held until the commit: if twenty workers start at the same time, one worker creates the
             # schema, and the other workers find that it exists.
-            cursor.patience(_PATIENCE_S)  # without this timeout, the server would wait for the lock even after the client has disconnected
+            cursor.patience(_PATIENCE_S)  # without it, the server waits even for a client that is gone
             cursor.all("migrating")
             for migration in MIGRATIONS[_applied(cursor, where) :]:
                 psycopg.Cursor(connection).execute(migration.sql.encode())

@@ -123,18 +123,22 @@ ORDER BY digest FOR KEY SHARE
 SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value::bigint FROM jsonb_array_elements_text(?::jsonb) AS v (value)) LIMIT 1
 
 -- name: event_at
--- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id
--- whichever worker appends it.
+-- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id,
+-- even if another worker appends it.
 SELECT hash FROM perdure_events WHERE run = ? AND seq = ?
-
--- name: type_at
-SELECT e.type FROM perdure_events AS e WHERE e.run = ? AND e.seq = ?
 
 -- == Reading =========================================================================================================
 
+-- name: ended
+-- A part of other statements, in place of {ended}: the type of the run's last event if it is terminal, else NULL. If the
+-- run's status is not one of a finished run, the row was edited, and nothing may be appended.
+(SELECT CASE WHEN starts_with(e.data, '{"type":"run_succeeded"') THEN 'run_succeeded' WHEN starts_with(e.data, '{"type":"run_failed"') THEN 'run_failed'
+    WHEN starts_with(e.data, '{"type":"run_cancelled"') THEN 'run_cancelled' END
+FROM perdure_events AS e WHERE e.run = perdure_runs.id AND e.seq = perdure_runs.seq)
+
 -- name: run_to_change
 -- Like run_by_id, and the run stays locked until this transaction ends.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs WHERE run_id = ? FOR NO KEY UPDATE
 
 -- name: family_of_run
@@ -146,7 +150,7 @@ WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status
 
 -- name: family_to_change
 -- Like family_of_run, the oldest run first, and the runs stay locked until this transaction ends.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 ORDER BY id FOR NO KEY UPDATE
@@ -164,12 +168,12 @@ ORDER BY created_at DESC, id DESC LIMIT :limit
 
 -- name: count_by_status
 SELECT status, count(*) FROM perdure_runs
-WHERE (:agent::text IS NULL OR agent = :agent) AND (:tenant::text IS NULL OR tenant = :tenant)
+WHERE specimen IS NULL AND (:agent::text IS NULL OR agent = :agent) AND (:tenant::text IS NULL OR tenant = :tenant)
 GROUP BY status ORDER BY status
 
 -- name: current_of_runs
--- What the row of a run does not say: its last status, its failure, and its attempts under way (the last event of the
--- call is an intent, and the run is held).
+-- What the row of a run does not say: its last status text, its failure, and its attempts under way (the last event of
+-- the call is an intent, and the run is held).
 SELECT r.run_id, e.ts, e.call, convert_to(e.data, 'UTF8')
 FROM jsonb_array_elements_text(:runs::jsonb) AS w (run_id) JOIN perdure_runs AS r ON r.run_id = w.run_id CROSS JOIN LATERAL (
     (SELECT s.ts, s.call, s.data FROM perdure_events AS s
@@ -189,7 +193,7 @@ SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
 FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after AND seq <= :until ORDER BY seq
 
 -- name: read_events_of_runs
--- At most :limit events of each run; :after is a JSON object with the number of the last event that the reader has.
+-- At most :limit events of each run. :after is a JSON object: run id → the seq of the last event that the reader has.
 SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8')
 FROM jsonb_each_text(:after::jsonb) AS w (run_id, after) JOIN perdure_runs AS r ON r.run_id = w.run_id
     JOIN perdure_events AS e ON e.run = r.id AND e.seq > w.after::bigint AND e.seq <= w.after::bigint + :limit::bigint
@@ -255,8 +259,8 @@ SELECT chain, n, run, seq, head, run_id, link FROM perdure_chain WHERE (chain, n
 SELECT DISTINCT ON (chain) chain, n, run, seq, head, run_id, link FROM perdure_chain WHERE link IS NOT NULL ORDER BY chain, n DESC
 
 -- name: missing_heads
--- The runs that do not have an event any more that the chain has, and that were not pruned. If the run's row is there too:
--- its id and its last event.
+-- The runs that have lost an event: the chain has the event, the journal does not, and the run was not pruned. The
+-- last two columns are the id and the last event of the run's row, if the row exists.
 SELECT c.run, min(c.seq), max(c.seq), max(c.run_id), r.run_id, r.seq
 FROM perdure_chain AS c LEFT JOIN perdure_runs AS r ON r.id = c.run LEFT JOIN perdure_events AS e ON e.run = c.run AND e.seq = c.seq
 WHERE (:run_id::text IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
@@ -274,6 +278,11 @@ ORDER BY id
 SELECT c.relname, t.tgname, pg_get_triggerdef(t.oid), t.tgenabled::text
 FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
 WHERE NOT t.tgisinternal AND c.relname LIKE 'perdure\_%' AND c.relnamespace = current_schema()::regnamespace ORDER BY 1, 2
+
+-- name: indexes
+-- The valid indexes: one that could not be built is not used.
+SELECT t.relname, i.relname FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_class AS t ON t.oid = x.indrelid
+WHERE x.indisvalid AND t.relname LIKE 'perdure\_%' AND t.relnamespace = current_schema()::regnamespace ORDER BY 1, 2
 
 -- name: functions
 SELECT proname, prosrc FROM pg_proc WHERE proname LIKE 'perdure\_%' AND pronamespace = current_schema()::regnamespace ORDER BY 1
@@ -321,14 +330,15 @@ FROM made
 -- name: signal_at_once
 -- Append a signal to the journal of a parked run, in one statement: like post_to_unheld, insert_event and
 -- remember_signal. It may also ring the bell; the answer says whether it has (see create_run). No row is returned if
--- the run is not parked, has a row in its inbox, is locked, was changed since this statement began, or has had this
--- very signal. Then the common path finds out which of these is true. :once is the key of the signal; if the signal
+-- the run is not parked, has a row in its inbox, is locked, was changed since this statement began, has had this very
+-- signal, or has ended and its row was edited. Then the common path finds out which of these is true. :once is the key of the signal; if the signal
 -- has no key, it is the key that Mailbox.post stores for a signal whose answer was lost. The hash is computed as in
 -- perdure.core.identity.link.
 WITH seen AS MATERIALIZED (
     SELECT r.id, r.seq FROM perdure_runs AS r
-    WHERE r.run_id = :run_id AND r.holder IS NULL AND r.status = ANY (:parked::text[])
+    WHERE r.run_id = :run_id AND r.holder IS NULL AND r.specimen IS NULL AND r.status = ANY (:parked::text[])
         AND NOT EXISTS (SELECT 1 FROM perdure_inbox AS i WHERE i.run = r.id)
+        AND (SELECT {ended} FROM perdure_runs WHERE perdure_runs.id = r.id) IS NULL
         AND NOT EXISTS (SELECT 1 FROM perdure_signals AS s WHERE s.run = r.id AND s.topic = :topic::text AND s.key = :once::text)
 ), parked AS (
     SELECT r.id, r.seq, r.epoch, r.head FROM seen AS s JOIN perdure_runs AS r ON r.id = s.id WHERE r.seq = s.seq
@@ -374,7 +384,7 @@ WHERE id = :id
 SELECT convert_to(data, 'UTF8') FROM perdure_events WHERE run = ? AND seq = 1
 
 -- name: last_event_of_call
--- What a post about a call answers, if its sender does not name it.
+-- The event that a post about a call answers, if the sender does not name that event.
 SELECT max(seq) FROM perdure_events WHERE run = :id AND call = :call::bigint
 
 -- name: event_of_run
@@ -432,7 +442,7 @@ FROM (
     SELECT a.*, r.run_id, r.agent, r.tenant, r.actor FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
     WHERE a.status = ANY (ARRAY(SELECT jsonb_array_elements_text(:statuses::jsonb)))
         AND (:tenant::text IS NULL OR r.tenant = :tenant)
-        AND (:run_id::text IS NULL OR r.run_id = :run_id)
+        AND CASE WHEN :run_id::text IS NULL THEN r.specimen IS NULL ELSE r.run_id = :run_id END
     ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id LIMIT :limit
 ) AS a JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
 ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id
@@ -481,7 +491,7 @@ ORDER BY r.id
 -- read the table may not be allowed to call that function.
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, kind.of_event, e.ts, convert_to(e.data, 'UTF8')
 FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id CROSS JOIN LATERAL (SELECT split_part(left(e.data, 100), '"', 4)) AS kind (of_event)
-WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND (:tenant::text IS NULL OR r.tenant = :tenant)
+WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenant::text IS NULL OR r.tenant = :tenant)
     AND kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
         'run_created', 'run_claimed', 'run_released', 'run_succeeded', 'run_failed')
@@ -515,7 +525,7 @@ WHERE :queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:qu
 -- name: ready_below
 -- The ready runs below a run (see family_of_run). If :suspects is false, suspects are left out. Locked runs are
 -- skipped: another worker is just claiming them.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND ready_at <= :now AND :queues::jsonb IS NULL
     AND (:suspects::boolean OR crashes + (lost > 0)::int < 2)
@@ -525,7 +535,7 @@ ORDER BY ready_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 -- name: ready_of_line
 -- The ready runs of a line, after the position (:after_ready, :after_id); the run that has been ready longest is
 -- first. If :suspects is false, suspects are left out. Locked runs are skipped: another worker is just claiming them.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready::bigint, :after_id::bigint)
     AND (:suspects::boolean OR crashes + (lost > 0)::int < 2)
@@ -568,8 +578,8 @@ WHERE id = :id
 -- If only one served line has ready runs, claim its first ready runs: like claim_run, insert_event and had_turn, in
 -- one statement, which is one transaction and one round trip. The answer has three kinds of rows. (1) A claimed run,
 -- or one row without a run if nothing was claimed. The first columns of this row: how many ready runs there were,
--- whether turns, limits or suspects matter (then nothing is claimed), and when the next run of any served line is
--- ready. (2) An event of a claimed run, with the run's key; the events of a long journal are left out. (3) An inbox
+-- whether turns, limits, suspects or an edited row matter (then nothing is claimed), and when the next run of any served
+-- line is ready. (2) An event of a claimed run, with the run's key; the events of a long journal are left out. (3) An inbox
 -- row of a claimed run, with the run's key. Events and inbox rows are complete up to the claim, because nothing is put
 -- into the inbox of a run that is not held. A run that another transaction has locked, or has changed since this
 -- statement began, is skipped: the statement never waits. It is enough to compare the seq: no transaction claims,
@@ -592,11 +602,11 @@ WITH served AS (
         AND EXISTS (SELECT 1 FROM perdure_workers WHERE worker = :worker AND name = :name::text)
         AND pg_try_advisory_xact_lock_shared(:token::bigint)
 ), first AS MATERIALIZED (
-    SELECT r.id, r.seq, r.lost > 0 OR r.crashes >= :suspect::bigint AS is_suspect FROM chosen CROSS JOIN LATERAL (
-        SELECT id, seq, lost, crashes FROM perdure_runs WHERE line = chosen.line AND ready_at <= :now ORDER BY ready_at, id LIMIT :limit
+    SELECT r.id, r.seq, r.lost > 0 OR r.crashes >= :suspect::bigint OR r.ended IS NOT NULL AS is_special FROM chosen CROSS JOIN LATERAL (
+        SELECT id, seq, lost, crashes, {ended} AS ended FROM perdure_runs WHERE line = chosen.line AND ready_at <= :now ORDER BY ready_at, id LIMIT :limit
     ) AS r
 ), seen AS MATERIALIZED (
-    SELECT count(*) AS runs, coalesce(bool_or(is_suspect), FALSE) OR NOT EXISTS (SELECT 1 FROM perdure_workers WHERE worker = :worker AND name = :name)
+    SELECT count(*) AS runs, coalesce(bool_or(is_special), FALSE) OR NOT EXISTS (SELECT 1 FROM perdure_workers WHERE worker = :worker AND name = :name)
         OR (SELECT lines > 0 FROM head) AND NOT EXISTS (SELECT 1 FROM chosen) AS to_be_weighed
     FROM first
 ), free AS (
@@ -613,7 +623,7 @@ WITH served AS (
     FROM sealed AS s WHERE r.id = s.id
     RETURNING r.run_id, r.agent, r.version, r.tenant, r.actor, r.queue, r.target, r.input_digest, r.status, r.waiting_for, r.ready_at,
         r.seq, r.head, r.epoch, r.holder, r.crashes, r.error, r.created_at, r.updated_at, r.priority, r.attention, r.parent, r.parent_call,
-        r.lost, r.lost_with, r.id, r.nonce, s.event_id
+        r.lost, r.lost_with, r.specimen, r.id, r.nonce, s.event_id
 ), written AS (
     INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)
     SELECT s.id, s.seq + 1, s.event_id, :now, s.epoch, NULL, s.seq, :data, s.hash FROM sealed AS s JOIN taken AS t ON t.id = s.id
@@ -632,11 +642,11 @@ SELECT seen.runs, seen.to_be_weighed, head.later, t.*, NULL::bigint, NULL::bytea
 FROM seen CROSS JOIN head LEFT JOIN taken AS t ON TRUE
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8'), NULL
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8'), NULL
 FROM taken AS t JOIN perdure_events AS e ON e.run = t.id AND t.seq <= :few::bigint
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, NULL, i.event_id, i.ts, NULL, i.call, NULL, convert_to(i.data, 'UTF8'), i.id
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, NULL, i.event_id, i.ts, NULL, i.call, NULL, convert_to(i.data, 'UTF8'), i.id
 FROM taken AS t JOIN perdure_inbox AS i ON i.run = t.id
 
 -- name: claimed_at_once
@@ -690,8 +700,8 @@ UPDATE perdure_workers SET beat_at = (extract(epoch FROM clock_timestamp()) * 10
 WHERE worker = :worker AND :now::bigint IS NOT NULL
 
 -- name: list_workers
--- The last column: how long ago was the last heartbeat, by the clock of the database? The held runs are counted once for
--- all workers.
+-- The last column: how long ago was the last heartbeat, by the clock of the database? The held runs are counted once
+-- for all workers.
 SELECT w.worker, w.name, w.pid, w.started_at, w.beat_at, coalesce(h.runs, 0), w.serves, w.queues, w.lease_us,
     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - w.beat_at + :now::bigint * 0
 FROM perdure_workers AS w LEFT JOIN (
@@ -787,7 +797,7 @@ SELECT 1 FROM perdure_locks WHERE key = ? FOR UPDATE
 -- == Repairing =======================================================================================================
 
 -- name: drop_guards_of_runs
--- Switch off the triggers that keep rows as they are, which a repair has to change; other writers wait until its end.
+-- Switch off the triggers that refuse changes of rows which a repair has to change. Other writers wait until its end.
 ALTER TABLE perdure_runs DISABLE TRIGGER perdure_runs_finished, DISABLE TRIGGER perdure_runs_identity
 
 -- name: drop_guards_of_approvals
@@ -836,7 +846,7 @@ SELECT run_id, events, head FROM perdure_pruned WHERE run_id = ANY (ARRAY(SELECT
 -- All columns that are also valid in another database: no keys and no holder. The last column is the id of the run
 -- whose budget applies first.
 SELECT id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes,
-    error, created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with,
+    error, created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, specimen,
     (SELECT l.run_id FROM perdure_runs AS l WHERE l.id = r.ledger)
 FROM perdure_runs AS r WHERE run_id = ANY (ARRAY(SELECT jsonb_array_elements_text(:run_ids::jsonb))) ORDER BY id
 
@@ -874,8 +884,8 @@ ORDER BY run, digest
 -- name: take_in_run
 -- Insert a run from another journal, with its ready_at. No row is returned if the id is taken.
 INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes, error,
-    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, line, ledger)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?::text))
+    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, specimen, line, ledger)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?::text))
 ON CONFLICT (run_id) DO NOTHING RETURNING id
 
 -- name: take_in_events
@@ -900,13 +910,13 @@ SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 
 SELECT id FROM perdure_runs WHERE run_id = ? FOR KEY SHARE
 
 -- name: prunable
--- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send. Each
--- with the number of its runs and events.
+-- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send; each
+-- family with the number of its runs and events.
 SELECT r.id, r.run_id,
     1 + (SELECT count(*) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0')::bigint,
     (r.seq + (SELECT coalesce(sum(k.seq), 0) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'))::bigint
 FROM perdure_runs AS r
-WHERE r.id > :after AND strpos(r.run_id, '/') = 0 AND r.status = ANY (ARRAY(SELECT jsonb_array_elements_text(:statuses::jsonb))) AND r.updated_at < :before
+WHERE r.id > :after AND strpos(r.run_id, '/') = 0 AND r.specimen IS NULL AND r.status = ANY (ARRAY(SELECT jsonb_array_elements_text(:statuses::jsonb))) AND r.updated_at < :before
     AND NOT EXISTS (
         SELECT 1 FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'
             AND (k.status NOT IN ('succeeded', 'failed', 'cancelled') OR k.updated_at >= :before))
@@ -975,8 +985,8 @@ DELETE FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') 
 SELECT id, state FROM perdure_artifacts WHERE artifact = ? FOR UPDATE
 
 -- name: artifacts_to_use
--- The artifacts of this tenant that a new run, or a signal, names. They stay locked until this transaction has recorded
--- that the run uses them: no prune can delete them before.
+-- The artifacts of this tenant that a new run, or a signal, names. They stay locked until this transaction has
+-- recorded that the run uses them: no prune can delete them before.
 SELECT id, artifact FROM perdure_artifacts
 WHERE artifact = ANY (ARRAY(SELECT jsonb_array_elements_text(:artifacts::jsonb))) AND tenant = :tenant AND state = 'saved'
 ORDER BY id FOR KEY SHARE
@@ -993,8 +1003,8 @@ SELECT DISTINCT artifact FROM perdure_artifact_uses WHERE run = ANY (ARRAY(SELEC
 DELETE FROM perdure_artifact_uses WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 
 -- name: lock_artifacts
--- Lock them before artifacts_to_prune checks which are used: a transaction that gives one of them to a new run has a lock
--- on it until its commit.
+-- Lock these artifacts before artifacts_to_prune checks which of them are used: a transaction that gives one of them
+-- to a new run has a lock on it until its commit.
 SELECT id FROM perdure_artifacts WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:artifacts::jsonb) AS v (value))) ORDER BY id FOR UPDATE
 
 -- name: artifacts_to_prune

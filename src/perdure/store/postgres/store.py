@@ -137,6 +137,9 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
     def problems(self) -> list[str]:
         return integrity.problems(self._database)
 
+    def restore_schema(self, *, check: bool = False) -> list[str]:
+        return integrity.restore_schema(self._database, check=check)
+
 
 # -- opening a store by its postgresql: URL
 

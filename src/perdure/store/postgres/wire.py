@@ -1,8 +1,8 @@
 """Sends statements from the event loop without waiting, straight through libpq.
 
 A statement is a generator that says whether it waits to read from the socket or to write to it. The loop watches the
-socket and does other work meanwhile. A thread that waits for the answer would cost two thread switches per statement:
-a tenth of the time of a commit, if the server is near.
+socket and does other work meanwhile. With a thread that waits for the answer, each statement would cost two thread
+switches. If the server is near, that is a tenth of the time of a commit.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The journal in one SQLite file, or in memory: the SQL dialect, and the code that only a file needs, not a server."""
+"""The journal in one SQLite file, or in memory: the SQL dialect, and code that a file needs and a server does not."""

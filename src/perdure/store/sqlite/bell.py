@@ -22,15 +22,15 @@ from perdure.store.liveness import closed_in_children
 from perdure.store.private_folder import FILE_FLAGS, PrivateFolder
 
 log = logging.getLogger("perdure.store")
-_BELL, _WATCH = ".bell", ".watch.bell"  # a ring reaches both
+_BELL, _WATCH = ".bell", ".watch.bell"  # a ring reaches both kinds of pipes
 _PIPE_BYTES = 65_536  # the capacity of a pipe: one read empties the pipe, however often the bell was rung
-_ATOMIC_BYTES = 4_096  # PIPE_BUF: so much is written whole or not at all, so that messages of two processes never mix
+_ATOMIC_BYTES = 4_096  # PIPE_BUF: a write of this size is never split, so messages of two processes never mix
 _SETTLED_NS = 1_000_000_000
 _LOOK_S = 0.05  # how often a process that commits looks for new watchers: the look costs two system calls
 
 
 class PipeBell:
-    """Named pipes in a folder."""
+    """The bell through named pipes in a folder."""
 
     def __init__(self, folder: PrivateFolder) -> None:
         self._folder = folder
@@ -46,7 +46,7 @@ class PipeBell:
 
     def watch(self, moved: Moved) -> Ring:
         def tell(messages: bytes) -> None:
-            # A message ends with a NUL. If one of them names no run, any run may have moved. The same is true if the
+            # A message ends with a NUL. If a message names no run, any run may have moved. The same is true if the
             # pipe was full: then messages were lost.
             named = [heard(message.decode("utf-8", "replace")) for message in messages.split(b"\0")[:-1]]
             full = len(messages) > _PIPE_BYTES - _ATOMIC_BYTES
@@ -119,7 +119,7 @@ class PipeBell:
         else:
             names = [name for name in os.listdir(folder) if name.endswith(_BELL)]
             # File times are coarse: if a pipe is created right after the last change, the folder may keep the same
-            # mtime. So cache the list only some time after the last change, or such a pipe would never be found.
+            # mtime. So cache the list only some time after the last change. Otherwise such a pipe is never found.
             if abs(time.time_ns() - changed_at) > _SETTLED_NS:
                 self._listed = (changed_at, names)
         return [name for name in names if name not in self._pipes]
@@ -165,9 +165,9 @@ class _Pipe:
         if self._stopped or self._descriptor not in closed_in_children:
             return
         with self._closing:
-            # The thread may be awake already, and closes the pipe when it sees `_stopped`. The lock makes it wait
-            # until the byte below is written. Otherwise the byte could go into a new file with the same descriptor
-            # number.
+            # The thread may be awake already, and closes the pipe when it sees `_stopped`. The lock makes the thread
+            # wait until the byte below is written. Without the lock, the byte could go into a new file with the same
+            # descriptor number.
             self._stopped = True
             self._folder.remove(self.name)
             try:

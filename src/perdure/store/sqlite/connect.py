@@ -14,6 +14,7 @@ _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 _CACHED_STATEMENTS = 100
 _PAGE_BYTES = 8192
 _LOG_PAGES = 320
+_LARGE_COMMIT_ROWS = 150  # an append of one run changes three rows, and one page or two
 _CACHE_KIB = 4096
 
 
@@ -39,8 +40,8 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
         # Keep the log short, so that it is soon overwritten: a commit that extends the log costs 1.5 times as much as
         # a commit that overwrites a part of it.
         connection.wal_autocheckpoint(_LOG_PAGES)
-        # A commit of 200 concurrent runs changes more than 200 pages. SQLite's default cache (2 MB) has room for 250, so
-        # SQLite would write pages before the commit, and read them again.
+        # A commit of 200 concurrent runs changes more than 200 pages. SQLite's default cache (2 MB) has room for 250.
+        # With that cache, SQLite would write pages before the commit, and read them again.
         connection.pragma("cache_size", -_CACHE_KIB)
         _harden(connection)
         if connection.pragma("synchronous") != SYNCHRONOUS[synchronous]:
@@ -51,6 +52,15 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
         connection.close(True)
         raise
     return connection
+
+
+def fit_log(connection: apsw.Connection, rows: int) -> None:
+    """Choose how long the log may become, before the commit of a transaction that has changed so many rows.
+
+    The commits of many runs change the same pages again and again: in a log that is three times as long, a checkpoint
+    copies a page once for several commits. SQLite itself makes the checkpoint, as before, after the commit.
+    """
+    connection.wal_autocheckpoint(_LOG_PAGES * 3 if rows >= _LARGE_COMMIT_ROWS else _LOG_PAGES)
 
 
 def connect_memory() -> apsw.Connection:

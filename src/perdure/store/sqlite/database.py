@@ -15,7 +15,7 @@ from perdure.errors import InvalidInput, StoreError, StoreUnavailable
 from perdure.store.archive import moved_error, moved_from
 from perdure.store.cursor import Cursor, Params, Row
 from perdure.store.sqlite.chain import link_chain
-from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory
+from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory, fit_log
 from perdure.store.sqlite.faults import not_text, translated
 from perdure.store.sqlite.guard import unwatch, watch
 from perdure.store.sqlite.migrate import migrate
@@ -104,10 +104,13 @@ class SqliteDatabase:
                 connection = self._connection() if self._writer is None or self._writer.in_transaction else self._writer
                 cursor = connection.cursor()
                 cursor.execute(_BEGIN)
+                changed_before = connection.total_changes()
             except apsw.Error as error:
                 raise translated(error, self.where) from None
             try:
                 done = work(SqliteCursor(cursor))
+                if self.path is not None:
+                    fit_log(connection, connection.total_changes() - changed_before)
                 try:
                     cursor.execute(_COMMIT)
                 except apsw.Error as error:
@@ -173,7 +176,7 @@ class SqliteDatabase:
         yield
         assert isinstance(cursor, SqliteCursor), cursor
         for _, sql in guards:
-            cursor.connection.execute(sql)  # the very text of the schema, or else `verify` would name the trigger
+            cursor.connection.execute(sql)  # with another text than before, `verify` would report a changed trigger
 
     def version(self) -> int:
         """A number that changes with every commit.
@@ -225,7 +228,7 @@ class SqliteDatabase:
         return self._writer
 
     def _find_out(self, error: apsw.Error, arrived: Callable[[Cursor], bool]) -> None:
-        """COMMIT has failed with `error`. Return if the transaction was committed nevertheless; else raise the error."""
+        """COMMIT has failed with `error`. Return if the transaction was committed all the same; else raise `error`."""
         if self.path is None:
             raise error
         # The outcome is unknown, and after a failed fsync this connection would show data that is not on the disk.
@@ -246,7 +249,8 @@ class SqliteDatabase:
         """The disk is full: empty the log, since the log may use the space.
 
         SQLite starts a checkpoint only when the log has a certain length, and on a full disk the log cannot grow to
-        it. The work is not repeated here, since a tool may be part of it: the caller retries, and then there is room.
+        that length. The write is not repeated here, since a tool may be part of it: the caller retries, and then there
+        is room.
         """
         if self.path is None:
             return

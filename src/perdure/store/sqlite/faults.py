@@ -25,6 +25,11 @@ def translated(error: apsw.Error, where: str) -> StoreError:
             )
         case apsw.FullError():
             return StoreUnavailable("cannot be written: disk full; nothing was written: make room and try again", where=where)
+        case apsw.IOError() if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHORT_READ:
+            # The end of the file is missing, as after a power loss on a disk that had not synced: another try would find the
+            # same. SQLite says so if the missing page is part of a long value, which it reads past its cache; for other
+            # pages it says that the file is malformed.
+            return StoreCorrupt("is damaged (its last pages are missing); do not write to it: restore a backup", where=where)
         case apsw.IOError():
             return StoreUnavailable(
                 f"cannot be used: the disk reported an error ({error}); nothing was acknowledged: check the disk and try again", where=where

@@ -1,18 +1,21 @@
 """Checks a database as a whole.
 
 It finds damaged pages, events without a run, runs that no worker finds, and tables, indexes or triggers that are
-missing or were changed.
+missing or were changed. Indexes, triggers and views can be made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import apsw
 
 from perdure import shell
-from perdure.store.sqlite.database import SqliteDatabase
+from perdure.errors import StoreCorrupt
+from perdure.store.cursor import Cursor, Row
+from perdure.store.sqlite.database import SqliteCursor, SqliteDatabase
 from perdure.store.sqlite.migrate import MIGRATIONS
 from perdure.store.sqlite.queries import QUERIES
 
@@ -46,12 +49,53 @@ def _unfindable(database: SqliteDatabase) -> Iterator[str]:
 
 
 def _changes(database: SqliteDatabase) -> Iterator[str]:
-    found = {(kind, name): sql for kind, name, sql in database.read("schema_objects")}
-    for (kind, name), sql in _expected().items():
-        if found.get((kind, name)) == sql:
-            continue
-        what = "is not the one that perdure makes" if (kind, name) in found else "is missing"
-        yield f"the {kind} {name} {what}: the database was changed by hand; restore it from a backup, or find out what else was changed"
+    for change in _changed(database.read("schema_objects")):
+        way_out = "restore it from a backup" if change.kind == "table" else "`perdure migrate` makes it again"
+        yield f"{change.words}: the database was changed by hand; {way_out}, and find out what else was changed"
+
+
+class _Change(NamedTuple):
+    """A table, index, trigger or view that is not as the migrations make it."""
+
+    kind: str
+    name: str
+    sql: str  # as it must be
+    missing: bool
+
+    @property
+    def words(self) -> str:
+        return f"the {self.kind} {self.name} {'is missing' if self.missing else 'is not the one that perdure makes'}"
+
+
+def _changed(objects: Sequence[Row]) -> list[_Change]:
+    found = {(kind, name): sql for kind, name, sql in objects}
+    return [_Change(*place, sql, place not in found) for place, sql in _expected().items() if found.get(place) != sql]
+
+
+def restore_schema(database: SqliteDatabase, *, check: bool) -> list[str]:
+    """See ArchiveStore.restore_schema. StoreCorrupt if a table is missing or was changed: only a backup has its rows."""
+
+    def make(cursor: Cursor) -> list[str]:
+        assert isinstance(cursor, SqliteCursor), cursor
+        changes = _changed(cursor.all("schema_objects"))
+        _check_tables(changes, database.where)
+        for change in changes:
+            if not change.missing:
+                cursor.connection.execute(f"DROP {change.kind} {change.name}")
+            cursor.connection.execute(change.sql)
+        return [change.words for change in changes]
+
+    changes = _changed(database.read("schema_objects"))
+    _check_tables(changes, database.where)
+    if check or not changes:
+        return [change.words for change in changes]
+    return database.write(make, lambda cursor, _: not _changed(cursor.all("schema_objects")))
+
+
+def _check_tables(changes: Sequence[_Change], where: str) -> None:
+    for change in changes:
+        if change.kind == "table":
+            raise StoreCorrupt(f"{change.words}: nothing was changed", where=where, hint="restore a backup")
 
 
 @cache

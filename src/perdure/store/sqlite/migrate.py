@@ -26,7 +26,7 @@ def migrate(connection: apsw.Connection, where: str) -> None:
             if _applied(connection, where) == applied:
                 _apply(connection, MIGRATIONS[applied])
                 if applied + 1 == _CHAIN_VERSION:
-                    link_chain(connection.cursor())  # to the entries of the runs that were there before the chain
+                    link_chain(connection.cursor())  # link the entries of the runs that existed before the chain
             connection.execute(QUERIES["commit"])
         except BaseException:
             if connection.in_transaction:

@@ -1,9 +1,9 @@
 """Finds out to which program a database file belongs, without taking a lock, creating a log, or changing a byte.
 
-Only the file's header is read, through SQLite's own file layer. Python must not open the file itself: to close it
-would drop the locks of this process's other connections to it. A SQLite connection cannot be used either. To leave the
-log unchanged, it would have to ignore the log. Then a journal looks damaged during a checkpoint, and also after a kill
-during a checkpoint.
+Only the file's header is read, through SQLite's own file layer. Python must not open the file itself: to close the
+file would drop the locks of this process's other connections to the file. A SQLite connection cannot be used either:
+to leave the log unchanged, it would have to ignore the log. But without the log, a journal looks damaged during a
+checkpoint, and also after a kill during a checkpoint.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _header(path: Path) -> bytes:
 def _is_announced(log: Path) -> bool:
     """Does the log create a journal?
 
-    The log may not have been moved into the file yet. If the process that wrote it was killed, that can take long.
+    The log may not have been moved into the file yet. If the process that wrote it was killed, this can take long.
 
     SQLite takes no lock on the log, so Python may open and close the log without harm.
     """

@@ -1,4 +1,4 @@
-"""Checks whether a journal's file can be at a path, before SQLite opens it, so that every error can say what to do."""
+"""Checks, before SQLite opens a path, whether a journal can be there, so that every error can say what to do."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash) VALUES (?1 << 32 | ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 
 -- name: unlinked_entries
--- The last entry of the journal-wide chain with a link, and all entries after it.
+-- The last linked entry of the journal-wide chain, and all entries after it.
 SELECT n, run, seq, head, run_id, link FROM perdure_chain
 WHERE n >= ifnull((SELECT n FROM perdure_chain WHERE link IS NOT NULL ORDER BY n DESC LIMIT 1), 0) ORDER BY n
 
@@ -55,18 +55,23 @@ SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_
 SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value FROM json_each(?)) LIMIT 1
 
 -- name: event_at
--- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id
--- whichever worker appends it.
+-- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id,
+-- even if another worker appends it.
 SELECT hash FROM perdure_events WHERE id = (? << 32 | ?)
-
--- name: type_at
-SELECT type FROM perdure_events WHERE id = (? << 32 | ?)
 
 -- == Reading =========================================================================================================
 
+-- name: ended
+-- A part of other statements, in place of {ended}: the type of the run's last event if it is terminal, else NULL. If the
+-- run's status is not one of a finished run, the row was edited, and nothing may be appended. `type` would parse the
+-- event; its text begins with the type.
+(SELECT CASE WHEN e.data GLOB '{"type":"run_succeeded"*' THEN 'run_succeeded' WHEN e.data GLOB '{"type":"run_failed"*' THEN 'run_failed'
+    WHEN e.data GLOB '{"type":"run_cancelled"*' THEN 'run_cancelled' END
+FROM perdure_events AS e WHERE e.id = (perdure_runs.id << 32 | perdure_runs.seq))
+
 -- name: run_to_change
 -- Like run_by_id. The row stays locked until this transaction ends: on SQLite no other transaction can write anyway.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs WHERE run_id = ?
 
 -- name: family_of_run
@@ -78,7 +83,7 @@ WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('su
 
 -- name: family_to_change
 -- Like family_of_run, the oldest run first, in a transaction that changes these runs.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 ORDER BY id
@@ -96,12 +101,13 @@ ORDER BY created_at DESC, id DESC LIMIT :limit
 
 -- name: count_by_status
 SELECT status, count(*) FROM perdure_runs
-WHERE (:agent IS NULL OR agent = :agent) AND (:tenant IS NULL OR tenant = :tenant)
+WHERE specimen IS NULL AND (:agent IS NULL OR agent = :agent) AND (:tenant IS NULL OR tenant = :tenant)
 GROUP BY status ORDER BY status
 
 -- name: current_of_runs
--- What the row of a run does not say: its last status, its failure, and its attempts under way (the last event of the
--- call is an intent, and the run is held). `type` would parse each event; its text begins with the type.
+-- What the row of a run does not say: its last status text, its failure, and its attempts under way (the last event of
+-- the call is an intent, and the run is held). The column `type` is not used, because it would parse each event; the
+-- text of an event begins with its type.
 WITH wanted AS (
     SELECT r.run_id, r.id, r.seq, r.status, r.holder FROM json_each(:runs) AS w JOIN perdure_runs AS r ON r.run_id = w.value
 )
@@ -129,7 +135,7 @@ FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id =
 ORDER BY id
 
 -- name: read_events_of_runs
--- At most :limit events of each run; :after is a JSON object with the number of the last event that the reader has.
+-- At most :limit events of each run. :after is a JSON object: run id → the seq of the last event that the reader has.
 SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, CAST(e.data AS BLOB)
 FROM json_each(:after) AS w CROSS JOIN perdure_runs AS r ON r.run_id = w.key
     CROSS JOIN perdure_events AS e ON e.id > (r.id << 32) + w.value AND e.id <= (r.id << 32) + w.value + :limit
@@ -194,8 +200,8 @@ SELECT 0, n, run, seq, head, run_id, link FROM perdure_chain WHERE n > :after AN
 SELECT 0, n, run, seq, head, run_id, link FROM perdure_chain WHERE link IS NOT NULL ORDER BY n DESC LIMIT 1
 
 -- name: missing_heads
--- The runs that do not have an event any more that the chain has, and that were not pruned. If the run's row is there too:
--- its id and its last event.
+-- The runs that have lost an event: the chain has the event, the journal does not, and the run was not pruned. The
+-- last two columns are the id and the last event of the run's row, if the row exists.
 SELECT c.run, min(c.seq), max(c.seq), max(c.run_id), r.run_id, r.seq
 FROM perdure_chain AS c LEFT JOIN perdure_runs AS r ON r.id = c.run LEFT JOIN perdure_events AS e ON e.id = (c.run << 32 | c.seq)
 WHERE (:run_id IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
@@ -259,7 +265,7 @@ WHERE id = :id
 SELECT CAST(data AS BLOB) FROM perdure_events WHERE id = (? << 32 | 1)
 
 -- name: last_event_of_call
--- What a post about a call answers, if its sender does not name it.
+-- The event that a post about a call answers, if the sender does not name that event.
 SELECT max(id) & 4294967295 FROM perdure_events WHERE id > (:id << 32) AND id <= (:id << 32 | 4294967295) AND call = :call
 
 -- name: event_of_run
@@ -316,7 +322,7 @@ SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.s
 FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
 WHERE a.status IN (SELECT value FROM json_each(:statuses))
     AND (:tenant IS NULL OR r.tenant = :tenant)
-    AND (:run_id IS NULL OR r.run_id = :run_id)
+    AND CASE WHEN :run_id IS NULL THEN r.specimen IS NULL ELSE r.run_id = :run_id END
 ORDER BY a.expires_at IS NULL, a.expires_at, a.asked_at, a.id LIMIT :limit
 
 -- == Budgets and costs ===============================================================================================
@@ -361,7 +367,7 @@ ORDER BY r.id
 -- CROSS JOIN fixes the order of the join: from runs to events, so that nothing has to be sorted.
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, CAST(e.data AS BLOB)
 FROM perdure_runs AS r CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | iif(r.id = :run, :seq, 0)) AND e.id <= (r.id << 32 | 4294967295)
-WHERE r.id >= :run AND r.updated_at >= :since AND (:tenant IS NULL OR r.tenant = :tenant)
+WHERE r.id >= :run AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenant IS NULL OR r.tenant = :tenant)
     AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
         'run_created', 'run_claimed', 'run_released', 'run_succeeded', 'run_failed')
@@ -395,7 +401,7 @@ WHERE (:queues IS NULL OR l.queue IN (SELECT value FROM json_each(:queues)))
 
 -- name: ready_below
 -- The ready runs below a run (see family_of_run). If :suspects is false, suspects are left out.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND ready_at <= :now AND :queues IS NULL
     AND (:suspects OR crashes + (lost > 0) < 2)
@@ -405,7 +411,7 @@ ORDER BY ready_at, id LIMIT :limit
 -- name: ready_of_line
 -- The ready runs of a line, after the position (:after_ready, :after_id); the run that has been ready longest is
 -- first. If :suspects is false, suspects are left out.
-SELECT {run}
+SELECT {run}, {ended}
 FROM perdure_runs
 WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready, :after_id)
     AND (:suspects OR crashes + (lost > 0) < 2)
@@ -525,7 +531,8 @@ ON CONFLICT (key) DO UPDATE SET paused_until = max(paused_until, excluded.paused
 -- == Repairing =======================================================================================================
 
 -- name: guards_of_settled_rows
--- The triggers that keep rows as they are, which a repair has to change. They are dropped and made again in its transaction.
+-- The triggers that refuse changes of rows which a repair has to change. The repair drops them and creates them again
+-- in one transaction.
 SELECT name, sql FROM sqlite_schema
 WHERE type = 'trigger' AND name IN ('perdure_runs_finished', 'perdure_runs_identity', 'perdure_approvals_settled')
 
@@ -573,7 +580,7 @@ SELECT run_id, events, head FROM perdure_pruned WHERE run_id IN (SELECT value FR
 -- All columns that are also valid in another database: no keys and no holder. The last column is the id of the run
 -- whose budget applies first.
 SELECT r.id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes,
-    error, created_at, updated_at, priority, attention, r.parent, parent_call, parent_seq, depth, lost_with,
+    error, created_at, updated_at, priority, attention, r.parent, parent_call, parent_seq, depth, lost_with, specimen,
     (SELECT l.run_id FROM perdure_runs AS l WHERE l.id = r.ledger)
 FROM json_each(:run_ids) AS j CROSS JOIN perdure_runs AS r ON r.run_id = j.value ORDER BY r.id
 
@@ -609,8 +616,8 @@ SELECT run, digest FROM perdure_blob_uses WHERE run IN (SELECT value FROM json_e
 -- name: take_in_run
 -- Insert a run from another journal, with its ready_at. No row is returned if the id is taken.
 INSERT INTO perdure_runs (id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes, error,
-    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, line, ledger)
-VALUES ((SELECT max(ifnull((SELECT max(id) FROM perdure_runs), 0), ifnull((SELECT max(number) FROM perdure_pruned), 0)) + 1), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?))
+    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, specimen, line, ledger)
+VALUES ((SELECT max(ifnull((SELECT max(id) FROM perdure_runs), 0), ifnull((SELECT max(number) FROM perdure_pruned), 0)) + 1), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?))
 ON CONFLICT (run_id) DO NOTHING RETURNING id
 
 -- name: take_in_budget
@@ -629,13 +636,13 @@ SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_
 SELECT id FROM perdure_runs WHERE run_id = ?
 
 -- name: prunable
--- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send. Each
--- with the number of its runs and events.
+-- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send; each
+-- family with the number of its runs and events.
 SELECT r.id, r.run_id,
     1 + (SELECT count(*) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'),
     (r.seq + (SELECT ifnull(sum(k.seq), 0) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'))
 FROM perdure_runs AS r
-WHERE r.id > :after AND instr(r.run_id, '/') = 0 AND r.status IN (SELECT value FROM json_each(:statuses)) AND r.updated_at < :before
+WHERE r.id > :after AND instr(r.run_id, '/') = 0 AND r.specimen IS NULL AND r.status IN (SELECT value FROM json_each(:statuses)) AND r.updated_at < :before
     AND NOT EXISTS (
         SELECT 1 FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'
             AND (k.status NOT IN ('succeeded', 'failed', 'cancelled') OR k.updated_at >= :before))
@@ -691,7 +698,7 @@ DELETE FROM perdure_events WHERE id IN (
 DELETE FROM perdure_runs WHERE id IN (SELECT value FROM json_each(:runs))
 
 -- name: blobs_to_prune
--- The blobs that these runs have stored.
+-- Those of the digests whose blobs exist. No lock is needed: on SQLite only one transaction writes at a time.
 SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
 
 -- name: prune_blobs

@@ -53,6 +53,9 @@ class SqliteStore(SqlStore):
     def problems(self) -> list[str]:
         return integrity.problems(self._database)
 
+    def restore_schema(self, *, check: bool = False) -> list[str]:
+        return integrity.restore_schema(self._database, check=check)
+
 
 def _size(path: Path, suffix: str) -> int:
     file = path.with_name(path.name + suffix)

@@ -51,7 +51,7 @@ class Attendant:
         return found
 
     async def _settle_call(self, run_id: str, number: int, attempt: int, tool: str) -> bool:
-        # First let the late request arrive: when a person would look at the service, the late effect has happened.
+        # First let the late request arrive. Before a person looks at the service, the late effect would have happened.
         await asyncio.to_thread(self._late.arrive, run_id, number)
         entries = self._ledger.entries()
         facts = {entry.fact: entry for entry in of_call(entries, run_id, number) if entry.attempt == attempt}
@@ -75,7 +75,7 @@ class Attendant:
         return bool(decided)
 
     async def _answer(self, asked: ApprovalRow) -> bool:
-        """Approve or reject in the name of everyone who may decide, until the approval is settled."""
+        """Approve or reject in the name of each person who may decide, until the approval is settled."""
         standing = asked.standing
         roles = [one.removeprefix(_ROLE) for one in standing.request.by if one.startswith(_ROLE)]
         for who in _deciders(standing):

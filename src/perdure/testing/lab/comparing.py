@@ -1,4 +1,4 @@
-"""The effects of a trial (files, user's ledger) against two undisturbed runs: what differs, what cannot be compared.
+"""Compares the effects of a trial (files, the user's ledger) with those of two undisturbed runs.
 
 If something already differs between the two undisturbed runs, it "differs by itself". Then it is compared only in part
 or not at all.
@@ -17,7 +17,7 @@ from perdure.testing.lab.contents import MOST_BYTES, FileSeen
 from perdure.testing.lab.facts import TrialFacts, Undisturbed
 
 Kind = Literal["more", "fewer", "extra", "missing", "other"]
-_TOLERANCE = 0.25  # the size of a file that differs by itself may differ by this share
+_TOLERANCE = 0.25  # a file that differs by itself may differ in size by this share
 
 
 class Difference(Struct, frozen=True):
@@ -130,7 +130,8 @@ def _counted(path: str, now: FileSeen, first: FileSeen) -> Difference | None:
 def _unsteady(path: str, now: FileSeen, first: FileSeen, second: FileSeen) -> Iterator[Said]:
     """Compare a file that differs by itself.
 
-    The number of lines, entries or rows must be equal. So must the parts that are equal in both undisturbed runs.
+    The number of lines, entries or rows must be equal. The parts that are equal in both undisturbed runs must be equal
+    in the trial too.
     """
     units = {one.unit for one in (now, first, second)}
     if len(units) > 1 or "bytes" in units or first.count != second.count:

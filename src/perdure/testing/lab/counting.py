@@ -26,7 +26,7 @@ from perdure.tool import Call, Hook, Outcome
 # A Begun is called right after the line `begun` was written to the ledger. It gets a Perform, which calls the tool's
 # function, and a Note, which writes the end to the ledger. It returns a function to call right before that end.
 Begun = Callable[[Call, Any, Perform, Note], Callable[[], None]]
-_MOST_BYTES = 65_536  # of a larger file only the size and the times are compared
+_MOST_BYTES = 65_536  # for a larger file, only the size and the times are compared
 _OURS_OUTSIDE = ("perdure.models.anthropic", "perdure.models.openai")
 
 
@@ -42,7 +42,7 @@ class Counting:
     """Makes the counted versions of tools, in one process."""
 
     def __init__(self, ledger: EffectLedger, warp: Warp, begun: Begun, late: Late, settle_s: float, world: Path | None = None) -> None:
-        """`settle_s`: for tools without `settle`. `world`: the working folder; None if its changes are not noted."""
+        """`settle_s`: for tools without `settle`. `world`: the working folder; None: its changes are not noted."""
         self._late = late
         self._settle_s = settle_s
         self._world = world

@@ -85,7 +85,7 @@ class TrialFacts:
         """The late requests that did not arrive, each with the line about its error, or None if there is no line.
 
         A service may refuse a late request if the hook said that the attempt can never happen, or if it has seen the
-        key before. Such a request has arrived.
+        key before. Such a request counts as arrived.
         """
         found = []
         for place in self.lines:

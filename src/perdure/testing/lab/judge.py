@@ -1,4 +1,4 @@
-"""The verdicts: on each trial, on the tool that caused a difference, and what only all trials together show."""
+"""The verdicts: on each trial, on the tool that caused a difference, and on all trials together."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ _WAY_OUT = f"where a file differs by itself, --ledger says what counts; where th
 
 
 def judge(evidence: Iterable[Evidence], base: Undisturbed) -> list[Trial]:
-    """The trials, in the order of their numbers."""
+    """The judged trials, in the order of their numbers."""
     seen = [look(TrialFacts(one), base) for one in sorted(evidence, key=lambda one: one.planned.number)]
     suspects, accused = EffectSuspects(seen, base), {}
     for one in sorted(seen, key=lambda one: (len(one.repeated), one.case.evidence.planned.number)):
@@ -202,7 +202,7 @@ def _call_words(place: Place) -> str:
 
 
 def _unsaid(case: TrialFacts, base: Undisturbed, unsure: Sequence[str]) -> Iterator[Problem]:
-    """A note that the trial was not compared. No note if another problem says so: stuck, in doubt, another status."""
+    """A note that the trial was not compared. No note if another problem already says so (stuck, in doubt, …)."""
     if unsure and case.told is not None and not case.in_doubt and case.told.status == base.status:
         yield note("not_compared", case, f"this could not be compared with the undisturbed run: {'; '.join(unsure)}", _WAY_OUT)
 

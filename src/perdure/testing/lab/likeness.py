@@ -83,7 +83,7 @@ def _call_alike(call: CallTold, run_id: str, known: Aliases) -> CallTold:
 
 
 def lines_alike(entries: Iterable[Entry], run_id: str) -> tuple[Entry, ...]:
-    """The ledger's lines, with the run's id replaced by RUN_ID. Of a hook's answers about an attempt, only the last.
+    """The ledger's lines, with the run's id replaced by RUN_ID. Of a hook's answers to an attempt, the last is kept.
 
     While "not found" proves nothing yet, perdure asks the hook again. perdure did not believe the earlier answers, so
     they are not a fault of the hook.

@@ -93,7 +93,7 @@ class Figures(Struct, frozen=True):
     boundaries: int  # how many boundaries the undisturbed run reaches
     tried: int  # at how many boundaries a process was killed
     trials: int
-    planned: int  # the number of trials without the limit, with those of two kills; the field `trials` says how many were run
+    planned: int  # the number of possible trials, with those of two kills; `trials` is the number of trials made
     kills: int
     ok: int
     doubt: int

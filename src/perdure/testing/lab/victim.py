@@ -76,7 +76,7 @@ async def _live(spec: Spec, agent: Agent[Any, Any], agents: Iterable[Agent[Any, 
 
 
 class LabPerdure(WatchedPerdure):
-    """WatchedPerdure that writes every tool call to the ledger, and sends no notices: trials must notify no one."""
+    """WatchedPerdure that writes every tool call to the ledger. It sends no notices, because a trial is only a test."""
 
     def __init__(self, *args: Any, counting: Counting, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -23,7 +23,7 @@ __all__ = ["Aliases", "FileSeen", "files", "normal", "plain"]
 def plain(text: str, known: Aliases) -> str:
     """The text, with the ids and keys of the run replaced by their aliases.
 
-    The URIs of artifacts are replaced, too: they are random. The pointer also has the hash of the bytes, which counts.
+    The URIs of artifacts are random, so they are replaced too. The hash in an artifact's pointer is still compared.
     """
     for own, stands_for in known.items():
         text = text.replace(own, stands_for)

@@ -1,8 +1,9 @@
 -- A person may reopen a run that has failed or was cancelled: its row goes back to 'queued', and its journal goes on with `run_reopened`.
 -- A run that has succeeded stays so, and nothing else changes the row of a finished run.
+-- No IN with three texts: SQLite would build a table in memory for it, at every append of every run.
 DROP TRIGGER perdure_runs_finished;
 CREATE TRIGGER perdure_runs_finished BEFORE UPDATE OF seq, head, status, holder, ready_at ON perdure_runs
-WHEN OLD.status IN ('succeeded', 'failed', 'cancelled')
+WHEN (OLD.status = 'succeeded' OR OLD.status = 'failed' OR OLD.status = 'cancelled')
     AND NOT (OLD.status <> 'succeeded' AND NEW.status = 'queued' AND NEW.seq > OLD.seq AND NEW.holder IS NULL)
 BEGIN
     SELECT raise(ABORT, 'a finished run takes nothing more');

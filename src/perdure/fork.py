@@ -1,0 +1,471 @@
+"""Fork: an agent goes on from a point of a recorded run, with other answers, another input, model or code.
+
+A fork is a rehearsal (core/rehearsal.py) behind the effect firewall: no tool touches the world, and nothing is stored.
+A call that the recording has no outcome for is answered by one of these, in this order:
+
+1. the answers that the caller gave (`Stub`);
+2. the tool's stand-in (`@tool.simulate`), which runs on the loop of an agent: it cannot do I/O or call tools;
+3. the tool itself if it is a `read`, or the model, and only if the caller allows that: `_perform` is the only door.
+
+If none of them answers, the rehearsal stops there, and shows the exact call that the agent would make now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType, structs
+
+from perdure.agent import Agent
+from perdure.core import codec
+from perdure.core.codec import Payload, shown
+from perdure.core.events import OF_MODEL, Event, Failure, OutcomeReused, RunClaimed, ToolCallInitiated, ToolCallProposed, Usage
+from perdure.core.history import ends_wait, history
+from perdure.core.machine import (
+    Asked,
+    CallCompleted,
+    CallFailed,
+    CallTool,
+    Cancelled,
+    Completion,
+    Facts,
+    Failed,
+    Finish,
+    Machine,
+    Succeeded,
+)
+from perdure.core.outcomes import Performed, Returned
+from perdure.core.prompt_deltas import is_request
+from perdure.core.rehearsal import Rehearsal, Source, described
+from perdure.core.reopen import settled, split_at
+from perdure.core.retry import Again, after_failure
+from perdure.core.state import RunState, fold
+from perdure.engine.api import Reading, no_such_run
+from perdure.engine.artifacts import RunVault
+from perdure.engine.local.attempts import Attempt
+from perdure.engine.local.sandbox import guard
+from perdure.engine.threads import ReadingThreads, Threads
+from perdure.errors import InvalidInput, NotEncodable, NotReady
+from perdure.inspect.diff import CallPath, Diff, DiffCall, answered, call_of, calls_of, diff_of, path_of, spent
+from perdure.interrupts import is_interrupt
+from perdure.settings import Settings
+from perdure.store.api import RunRow
+from perdure.tool.call import Call, Closer
+from perdure.tool.spend import added
+
+T = TypeVar("T")
+ForkStatus = Literal["succeeded", "failed", "cancelled", "stopped", "waiting"]
+_THREADS = 8
+_TRIES = 5  # the most attempts of a `read` or of a model in a rehearsal
+# The world did not answer. That says nothing about the agent, so the rehearsal ends with an error.
+_AWAY = frozenset(("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died"))
+
+
+class Fork(Struct, frozen=True):
+    """What an agent would do from a point of a recorded run on. Nothing of it has happened, and nothing is stored."""
+
+    run_id: str
+    agent: str
+    version: str  # of the code that was rehearsed
+    at: int  # the event after which the fork begins
+    status: ForkStatus  # "stopped": at `would_call`; "waiting": for something that the recording does not have
+    output: Any
+    error: str | None
+    would_call: list[DiffCall]  # the calls that the agent would make now, and that have no answer
+    asked: Usage  # what this rehearsal has used: models that were asked, `read` tools that were called
+    unused_edits: list[int]  # edited calls that the agent did not make again
+    diff: Diff  # left: the recorded run; right: the fork
+
+
+class Stub(Struct, frozen=True, forbid_unknown_fields=True):
+    """A prepared answer: what a call of this tool (or model) returns in a rehearsal. `args`: only calls with these."""
+
+    tool: str
+    args: dict[str, Any] = {}
+    result: Any = UNSET
+    error: str | None = None
+
+
+class Purse(Struct):
+    """How much rehearsals may spend together, in micro-dollars. None: there is no limit."""
+
+    limit: int | None = None
+    spent: int = 0
+    reserved: int = 0
+    dearest: int = 0  # the most expensive call so far: a call without an estimate may cost as much
+
+    def reserve(self, estimate: Usage | None) -> int:
+        """Keep free what a call may cost. OverBudget if that is not left."""
+        amount = max(self.dearest, 0 if estimate is None else estimate.usd_micros)
+        if self.limit is not None and self.spent + self.reserved + amount > self.limit:
+            raise OverBudget
+        self.reserved += amount
+        return amount
+
+    def settle(self, reserved: int, used: Usage) -> None:
+        self.reserved -= reserved
+        self.spent += used.usd_micros
+        self.dearest = max(self.dearest, used.usd_micros)
+
+
+class OverBudget(Exception):
+    """The purse of the rehearsals is empty. The rehearsal is given up, without a verdict."""
+
+
+class UnknownPrice(InvalidInput):
+    """There is a budget, and a model whose price is not known would have to be asked."""
+
+
+def stubs_of(answers: Any) -> tuple[Stub, ...]:
+    """Prepared answers from a JSON value. InvalidInput says which entry is wrong, and why."""
+    if not isinstance(answers, (list, tuple)):
+        raise InvalidInput(f'answers={shown(answers)}: a list such as [{{"tool": "refund", "args": {{"order": "o-7"}}, "result": "done"}}]')
+    found: list[Stub] = []
+    for place, entry in enumerate(answers, 1):
+        try:
+            stub = entry if isinstance(entry, Stub) else msgspec.convert(codec.decode(codec.encode(entry)), Stub)
+        except (msgspec.ValidationError, NotEncodable) as error:
+            raise InvalidInput(f"answer {place}: {error}; an answer has tool, args (optional), and result or error") from None
+        if (stub.result is UNSET) == (stub.error is None):
+            raise InvalidInput(f"answer {place}, of tool {stub.tool}: give it a result or an error, and not both")
+        found.append(stub)
+    return tuple(found)
+
+
+class Forks:
+    """Makes forks. Use it as `async with Forks(…) as forks:`."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        settings: Settings,
+        *,
+        answers: Sequence[Stub] = (),
+        reads: bool = False,
+        models: bool = False,
+        purse: Purse | None = None,
+    ) -> None:
+        """`reads`: call `read` tools, and ask models. `models`: ask models. All other tools are never called."""
+        self._reading = reading
+        self._settings = settings
+        self._answers = answers
+        self._reads = reads
+        self._models = models or reads
+        self._purse = purse or Purse()
+        self._threads = Threads(_THREADS)
+        self._asking = ReadingThreads()
+        self._closers: dict[Hashable, Closer] = {}
+        guard()  # also in a rehearsal, an agent must not do I/O
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._asking.close()
+        for close in list(self._closers.values()):
+            await close()
+
+    # -- one fork -----------------------------------------------------------------------------------------------------
+    async def fork(
+        self,
+        run_id: str,
+        agent: Agent[Any, Any],
+        *,
+        at: int | None = None,
+        edits: Mapping[int, Any] | None = None,
+        input: Mapping[str, Any] | UnsetType = UNSET,
+        tenant: str | None = None,
+    ) -> Fork:
+        """Rehearse the run with this agent from the event `at` on. Nothing is written.
+
+        Without `at`: from before the first edited call's outcome on, or from the beginning. `edits`: number of a call →
+        the result that it has instead. `input`: the arguments of the agent, instead of the recorded ones. Errors:
+        NotFound, InvalidInput; Diverged if the code asks for other calls than the journal has up to that point;
+        NotReady if a `read` tool or a model cannot be reached.
+        """
+        row, journal = await self._ask(lambda: (self._row(run_id, tenant), self._reading.read(run_id)))
+        events = [event for event in journal if event.seq <= row.seq]
+        state = fold(events)
+        changed = {number: _edited(state, number, value, run_id) for number, value in (edits or {}).items()}
+        point = _point(run_id, events, at, list(changed))
+        facts = Facts(row.run_id, row.tenant, row.actor, row.agent, agent.version, row.parent, state.created.depth if state.created else 0)
+        machine = agent.machine(facts, self._input(agent, state, input), self._settings.max_steps)
+        try:
+            rehearsal = Rehearsal(machine, events, point, self._load, changed)
+            asked = await self._answer_all(rehearsal, row)
+            right = self._path(rehearsal, events, state, point, asked)
+            unanswered = [call_of(one.number, *described(one)) for one in rehearsal.questions]
+        finally:
+            machine.close()
+        made = {taken.recorded for taken in rehearsal.taken.values()}
+        return Fork(
+            row.run_id,
+            row.agent,
+            agent.version,
+            point,
+            right.status,  # type: ignore[arg-type]
+            right.output,
+            right.error,
+            unanswered,
+            asked,
+            [number for number in changed if number not in made],
+            diff_of(path_of(f"run {row.run_id}", events, self._load), right),
+        )
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        return await self._asking.ask(question) if self._reading.remote else question()
+
+    def _row(self, run_id: str, tenant: str | None) -> RunRow:
+        row = self._reading.get(run_id)
+        if row is None or tenant not in (None, row.tenant):
+            raise no_such_run(run_id, self._reading)
+        return row
+
+    def _load(self, payload: Payload) -> bytes:
+        inline = payload.inline
+        return self._reading.blob(str(payload.blob)) if inline is None else inline
+
+    def _input(self, agent: Agent[Any, Any], state: RunState, given: Mapping[str, Any] | UnsetType) -> bytes:
+        if isinstance(given, UnsetType):
+            assert state.created is not None
+            recorded = self._load(state.created.input)
+            bound = agent.rebind(recorded)
+            if bound is None:
+                misfits = "; ".join(agent.misfits(codec.decode(recorded), ()))
+                raise InvalidInput(f"the recorded input of run {state.created.run_id} does not fit this code: {misfits}")
+            return bound
+        if not isinstance(given, Mapping):
+            raise InvalidInput(f"input={shown(given)}: the arguments of agent {agent.name} by name, such as {{'order': 'o-7'}}")
+        return agent.bind((), given)
+
+    def _path(self, rehearsal: Rehearsal, events: Sequence[Event], state: RunState, point: int, asked: Usage) -> CallPath:
+        calls = {call.call: call for call in calls_of([event for event in events if event.seq <= point], self._load)}
+        kept = [number for number in calls if number not in rehearsal.taken]
+        for number, taken in sorted(rehearsal.taken.items()):
+            call = call_of(number, taken.kind, taken.name, taken.args)
+            calls[number] = call if taken.answer is None or taken.source is None else answered(call, taken.answer, taken.source)
+        again = [one.recorded for one in rehearsal.taken.values() if one.recorded is not None and one.source == "recorded"]
+        output: Any = None
+        error: str | None = None
+        match rehearsal.outcome:
+            case Succeeded(encoded):
+                output = codec.decode(encoded)
+            case Failed(failure):
+                error = f"{failure.type}: {failure.message}" if failure.message else failure.type
+            case Cancelled() | None:
+                pass
+        run_id = state.created.run_id if state.created else ""
+        name = f"fork of run {run_id} at event {point}"
+        return CallPath(
+            name, [calls[n] for n in sorted(calls)], _status(rehearsal), added(spent(state, [*kept, *again]), asked), output, error
+        )
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+    async def _answer_all(self, rehearsal: Rehearsal, row: RunRow) -> Usage:
+        """Answer questions until the agent has ended, or no question can be answered. Returns what that has used."""
+        total = Usage()
+        while rehearsal.outcome is None:
+            questions = rehearsal.questions
+            asked = (self._answer(one, rehearsal.machine.facts, row) for one in questions)
+            # Wait for all of them: if one raises an exception, no attempt of another one may go on in the background.
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            for problem in answers:
+                if isinstance(problem, BaseException):
+                    raise problem
+            found = [(one.number, answer) for one, answer in zip(questions, answers, strict=True) if isinstance(answer, tuple)]
+            for number, (completion, source, used) in found:
+                total = added(total, used)
+                # The agent may have ended, or may have stopped waiting for this call, since it got another answer.
+                if rehearsal.outcome is None and number in rehearsal.machine.waits_for:
+                    rehearsal.answer(number, completion, source)
+            if not found:
+                break
+        return structs.replace(total, model=None)
+
+    async def _answer(self, asked: Asked, facts: Facts, row: RunRow) -> tuple[Completion, Source, Usage] | None:
+        if not isinstance(asked, CallTool):
+            return None  # a child or an approval has its recorded outcome, or the rehearsal stops here
+        stub = next((stub for stub in self._answers if _is_for(stub, asked)), None)
+        if stub is not None:
+            return _stubbed(stub, asked), "answers", Usage()
+        simulated = _simulated(asked, facts, self._settings.max_steps)
+        if simulated is not None:
+            return simulated, "simulated", Usage()
+        performed = await self._perform(asked, row)
+        return None if performed is None else (performed[0], "read", performed[1])
+
+    async def _perform(self, asked: CallTool, row: RunRow) -> tuple[Completion, Usage] | None:
+        """Call the tool or ask the model, if that changes nothing and the caller allows it. None: it is not allowed.
+
+        This is the only door of a rehearsal to the world.
+        """
+        tool = asked.tool
+        if tool.events is OF_MODEL:
+            if not self._models:
+                return None
+        elif not self._reads or tool.effect != "read" or tool.asks(asked.args):
+            return None
+        if self._purse.limit is not None and tool.events is OF_MODEL and not tool.model.is_priced:
+            raise UnknownPrice(
+                f"the price of model {tool.name} is not known, so that no budget can limit it; give it price=Price(…), "
+                "install perdure[prices], or leave the budget out"
+            )
+        total = Usage()
+        attempt = 0
+        while True:
+            attempt += 1
+            reserved, used = self._purse.reserve(tool.estimate), Usage()
+            call = self._call(asked, attempt, row)
+            try:
+                ended = await Attempt(tool, asked.args, call, threads=self._threads, grace_s=self._settings.cancel_grace_s).run()
+                used = call.usage or tool.estimate or Usage()
+            finally:
+                self._purse.settle(reserved, used)
+            total = added(total, used)
+            if isinstance(ended, Returned):
+                return CallCompleted(asked.number, ended.result), total
+            again = self._again(ended, tool, attempt, call.key)
+            if again is None:
+                return CallFailed(asked.number, ended.failure, attempt), total
+            await asyncio.sleep(again)
+
+    def _again(self, ended: Performed, tool: Any, attempt: int, key: str) -> float | None:
+        """Seconds until the next attempt; None: the agent is told about the failure. NotReady: no answer can be got."""
+        assert not isinstance(ended, Returned)
+        failure: Failure = ended.failure
+        verdict = after_failure(failure, effect="read", attempt=attempt, retry=tool.retry, key=key, has_reconcile=False)
+        if isinstance(verdict, Again) and attempt < _TRIES and failure.type != NotReady.__name__:
+            return verdict.delay_s
+        if failure.kind in _AWAY:
+            raise NotReady(f"{tool.name} was asked {attempt} times in the rehearsal, without an answer: {failure.type}: {failure.message}")
+        return None
+
+    def _call(self, asked: CallTool, attempt: int, row: RunRow) -> Call:
+        timeout_s = asked.tool.timeout_s
+        return Call(
+            key=secrets.token_hex(32),  # a key of the run would let a service take this for a call of the run
+            run_id=row.run_id,
+            number=asked.number,
+            attempt=attempt,
+            deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
+            tenant=row.tenant,
+            actor=row.actor,
+            closers=self._closers,
+            vaults=lambda _: RunVault(self._reading, row.run_id, self._asking.ask, row.tenant),  # opens artifacts, saves none
+        )
+
+
+def _status(rehearsal: Rehearsal) -> ForkStatus:
+    match rehearsal.outcome:
+        case Succeeded():
+            return "succeeded"
+        case Failed():
+            return "failed"
+        case Cancelled():
+            return "cancelled"
+        case None:
+            return "stopped" if rehearsal.questions else "waiting"
+
+
+# -- where a fork begins ----------------------------------------------------------------------------------------------
+def _point(run_id: str, events: Sequence[Event], at: int | None, edited: Sequence[int]) -> int:
+    """The event after which the fork begins. InvalidInput if no fork can begin there."""
+    past = history(events).events
+    claim = next((event.seq for event in past if isinstance(event.body, RunClaimed)), None)
+    if claim is None:
+        raise InvalidInput(f"run {run_id} has not begun: its agent has done nothing that a fork could begin with")
+    if at is None:
+        return min(_before_outcome(run_id, events, number) for number in edited) if edited else claim
+    if not isinstance(at, int) or isinstance(at, bool) or not 1 <= at <= events[-1].seq:
+        raise InvalidInput(f"run {run_id} has no event {shown(at)}: its events are 1 to {events[-1].seq}")
+    if at < claim:
+        raise InvalidInput(f"run {run_id}: its agent begins at event {claim}; fork it at that event or at a later one")
+    if all(event.seq != at for event in past):
+        raise InvalidInput(f"run {run_id} cannot be forked at event {at}: that event was superseded when the run was reopened")
+    if fold([event for event in events if event.seq <= at]).finished:
+        raise InvalidInput(f"run {run_id} cannot be forked at event {at}: it has ended there; fork it at event {at - 1} or before")
+    split = split_at(past, at)
+    if split is not None:
+        cause, first, last = split
+        raise InvalidInput(
+            f"run {run_id} cannot be forked at event {at}: its agent stated the events {first} to {last} at once; take {cause} or {last}"
+        )
+    return at
+
+
+def _before_outcome(run_id: str, events: Sequence[Event], number: int) -> int:
+    past = history(events)
+    tools = {event.call for event in events if isinstance(event.body, ToolCallInitiated | ToolCallProposed)}
+    for event in past.events:
+        source = past.sources[event.body.of] if isinstance(event.body, OutcomeReused) else event
+        if event.call == number and ends_wait(source, of_tool=number in tools):
+            return settled(past.events, event.seq - 1)
+    raise InvalidInput(f"call {number} of run {run_id} has no outcome that could be edited")
+
+
+def _edited(state: RunState, number: int, value: Any, run_id: str) -> bytes:
+    """The edited result as canonical JSON. A text is the answer of a model, too."""
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= state.numbers:
+        raise InvalidInput(f"run {run_id} has no call {shown(number)}: its calls are 1 to {state.numbers}")
+    call = state.calls.get(number)
+    if call is not None and is_request(call.args) and isinstance(value, str):
+        value = {"text": value}
+    return codec.encode(value)
+
+
+# -- answers without the world ----------------------------------------------------------------------------------------
+def _is_for(stub: Stub, asked: CallTool) -> bool:
+    if stub.tool != asked.tool.name:
+        return False
+    return not stub.args or (asked.tool.events is not OF_MODEL and _holds(codec.decode(asked.args), stub.args))
+
+
+def _holds(whole: Any, part: Any) -> bool:
+    """Does the JSON value have everything that `part` has? Objects may have more fields; all else must be equal."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return all(name in whole and _holds(whole[name], value) for name, value in part.items())
+    return codec.encode(whole) == codec.encode(part)
+
+
+def _stubbed(stub: Stub, asked: CallTool) -> Completion:
+    if stub.error is not None:
+        return CallFailed(asked.number, Failure(kind="error", type="Error", message=stub.error), 1)
+    value = {"text": stub.result} if asked.tool.events is OF_MODEL and isinstance(stub.result, str) else stub.result
+    result = codec.encode(value)
+    if (misfit := asked.tool.result_misfit(result)) is not None:
+        raise InvalidInput(f"the answer for tool {stub.tool} does not fit its result: {misfit}")
+    return CallCompleted(asked.number, result)
+
+
+def _simulated(asked: CallTool, facts: Facts, max_steps: int) -> Completion | None:
+    """What the stand-in of the tool answers; None if the tool has no stand-in.
+
+    The stand-in runs as an agent of its own: the sandbox refuses I/O, and a tool that it calls is never performed.
+    """
+    tool = asked.tool
+    simulator = getattr(tool, "simulator", None)
+    if simulator is None:
+        return None
+    arguments = tool.arguments(asked.args)
+    machine = Machine(facts, lambda _: simulator.run(arguments), max_steps, tool.encode_result, is_interrupt)
+    try:
+        commands = machine.start(0)
+    finally:
+        machine.close()
+    match commands[-1] if commands else None:
+        case Finish(Succeeded(result)):
+            if (misfit := tool.result_misfit(result)) is not None:
+                raise InvalidInput(f"what the stand-in of tool {tool.name} returns does not fit the tool's result: {misfit}")
+            return CallCompleted(asked.number, result)
+        case Finish(Failed(failure)):
+            return CallFailed(asked.number, failure, 1)
+        case _:
+            raise InvalidInput(
+                f"the stand-in of tool {tool.name} waits or calls a tool; it must compute its result from its arguments alone"
+            )

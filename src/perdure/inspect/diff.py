@@ -1,0 +1,354 @@
+"""The difference between two runs, or between a run and its fork: calls, arguments, results, outcome and cost.
+
+The calls of both sides are the same up to some call. From there on they are aligned: a call of one side stands beside
+the call of the other side with the same tool and arguments, if there is one. Superseded events of a reopened run are
+left out: its agent does not know them.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct, structs, to_builtins
+
+from perdure.core import codec
+from perdure.core.codec import Payload
+from perdure.core.events import (
+    ApprovalRequested,
+    CallRequestedAgain,
+    ChildStarted,
+    Event,
+    Failure,
+    OutcomeReused,
+    ToolCallInitiated,
+    ToolCallProposed,
+    Usage,
+)
+from perdure.core.history import ends_wait, history, is_stated
+from perdure.core.invisible import escaped
+from perdure.core.machine import ApprovalSettled, CallCompleted, CallFailed, ChildEnded, Completion
+from perdure.core.prompt_deltas import digest_in, in_short, is_request
+from perdure.core.replay import completion_of
+from perdure.core.state import RunState, fold
+from perdure.inspect.text import clip, plural, used
+
+Kind = Literal["tool", "model", "approval", "child"]
+_WIDTH = 200
+_PAGE_CHARS = 20_000  # a longer value is cut on the page
+_MOST_PAIRS = 4_000_000  # the most comparisons of two lists of calls; longer lists are not aligned
+
+
+class DiffCall(Struct, frozen=True, omit_defaults=True):
+    """One call on one side of a diff."""
+
+    call: int  # its number
+    kind: Kind
+    name: str  # of the tool, model, action or agent
+    args: Any  # the arguments; of a model, the request in short
+    result: Any = None
+    error: str | None = None
+    answered: bool = False  # False: it has no result and no error (yet)
+    source: str | None = None  # in a fork: where its answer came from, such as "recorded" or "simulated"
+    digest: str = ""  # of the arguments; of a model, of the whole request
+
+
+class CallPath(Struct, frozen=True):
+    """What an agent has asked for, and how that ended."""
+
+    name: str  # "run order-7", or "fork of run order-7 at event 12"
+    calls: Sequence[DiffCall]
+    status: str  # of the run; of a fork also "stopped" (at a call that has no answer) and "waiting"
+    used: Usage
+    output: Any = None
+    error: str | None = None
+
+
+class DiffLine(Struct, frozen=True):
+    """One call of each side. `differs` names what is not the same; empty: nothing."""
+
+    left: DiffCall | None
+    right: DiffCall | None
+    differs: tuple[str, ...] = ()
+
+
+class Diff(Struct, frozen=True):
+    """Two paths, aligned. `same` calls at the beginning are the same; `lines` has the calls after them."""
+
+    left: CallPath
+    right: CallPath
+    same: int
+    lines: list[DiffLine]
+    same_outcome: bool
+
+    @property
+    def is_same(self) -> bool:
+        return not self.lines and self.same_outcome
+
+
+# -- paths ------------------------------------------------------------------------------------------------------------
+def path_of(name: str, events: Sequence[Event], load: Callable[[Payload], bytes]) -> CallPath:
+    """The path of a recorded run."""
+    state = fold(events)
+    error = None if state.failure is None else _failed(state.failure)
+    output = None if state.output is None else codec.decode(load(state.output))
+    return CallPath(name, calls_of(events, load), state.status, state.used, output, error)
+
+
+def calls_of(events: Sequence[Event], load: Callable[[Payload], bytes]) -> list[DiffCall]:
+    """The calls, approvals and children that the agent knows, in the order of their numbers."""
+    past = history(events)
+    requests = {
+        event.call: event for event in events if event.call is not None and is_stated(event) and type(event.body) is not CallRequestedAgain
+    }
+    asked = {event.call for event in past.events if event.call is not None and is_stated(event)}
+    tools = {event.call for event in events if isinstance(event.body, ToolCallInitiated | ToolCallProposed)}
+    found = {number: _requested(number, requests[number], load) for number in sorted(asked)}
+    for event in past.events:
+        source = past.sources[event.body.of] if isinstance(event.body, OutcomeReused) else event
+        if event.call in found and ends_wait(source, of_tool=event.call in tools):
+            completion = completion_of(source, load)
+            if completion is not None:
+                found[event.call] = answered(found[event.call], completion)
+    return list(found.values())
+
+
+def call_of(number: int, kind: Kind, name: str, args: bytes) -> DiffCall:
+    """A call that is not answered yet."""
+    if kind == "model":
+        return DiffCall(number, kind, name, in_short(args) or "", digest=digest_in(args))
+    return DiffCall(number, kind, name, codec.decode(args), digest=codec.digest(args))
+
+
+def answered(call: DiffCall, completion: Completion, source: str | None = None) -> DiffCall:
+    """The call with its answer."""
+    match completion:
+        case CallCompleted(_, result):
+            return structs.replace(call, result=_result(call, result), answered=True, source=source)
+        case CallFailed(_, failure, _):
+            return structs.replace(call, error=_failed(failure), answered=True, source=source)
+        case ApprovalSettled():
+            return structs.replace(call, result=_decision(completion), answered=True, source=source)
+        case ChildEnded(_, _, result, failure):
+            if result is not None:
+                return structs.replace(call, result=codec.decode(result), answered=True, source=source)
+            return structs.replace(call, error=None if failure is None else _failed(failure), answered=True, source=source)
+        case _:
+            return call
+
+
+def _requested(number: int, event: Event, load: Callable[[Payload], bytes]) -> DiffCall:
+    body = event.body
+    match body:
+        case ToolCallInitiated(args=Payload() as args) | ToolCallProposed(args=args):
+            return call_of(number, "model" if is_request(args) else "tool", body.tool, load(args))
+        case ApprovalRequested():
+            return call_of(number, "approval", body.action, load(body.input))
+        case ChildStarted():
+            return call_of(number, "child", body.agent, load(body.input))
+        case _:
+            raise AssertionError(body)
+
+
+def _result(call: DiffCall, result: bytes) -> Any:
+    value = codec.decode(result)
+    if call.kind == "model" and isinstance(value, dict):
+        # The id of a request and the number of its tokens are other ones each time.
+        return {name: part for name, part in value.items() if name in ("text", "uses", "stop")}
+    return value
+
+
+def _decision(settled: ApprovalSettled) -> dict[str, Any]:
+    edited = {} if settled.input is None else {"input": codec.decode(settled.input)}
+    return {"outcome": settled.outcome, "by": settled.by, "note": settled.note, **edited}
+
+
+def _failed(failure: Failure) -> str:
+    return f"{failure.type}: {failure.message}" if failure.message else failure.type
+
+
+def spent(state: RunState, numbers: Sequence[int]) -> Usage:
+    """What these calls of a recorded run have used together."""
+    each = [state.calls[number].used for number in numbers if number in state.calls]
+    return Usage(
+        sum(one.usd_micros for one in each),
+        sum(one.tokens_in for one in each),
+        sum(one.tokens_out for one in each),
+        sum(one.tokens_cached for one in each),
+    )
+
+
+# -- the difference ---------------------------------------------------------------------------------------------------
+def diff_of(left: CallPath, right: CallPath) -> Diff:
+    """Compare two paths."""
+    same = 0
+    while same < min(len(left.calls), len(right.calls)) and not _differs(left.calls[same], right.calls[same]):
+        same += 1
+    lines = [_line(one, other) for one, other in _aligned(left.calls[same:], right.calls[same:])]
+    return Diff(left, right, same, lines, _equal((left.status, left.output, left.error), (right.status, right.output, right.error)))
+
+
+def same_effects(left: CallPath, right: CallPath) -> bool:
+    """Do both sides make the same calls of tools, children and approvals, in the same order? Models do not count."""
+    return [_key(call) for call in left.calls if call.kind != "model"] == [_key(call) for call in right.calls if call.kind != "model"]
+
+
+def _key(call: DiffCall) -> tuple[str, str, str]:
+    return call.kind, call.name, call.digest
+
+
+def _aligned(left: Sequence[DiffCall], right: Sequence[DiffCall]) -> Iterator[tuple[DiffCall | None, DiffCall | None]]:
+    """Pairs of calls: equal calls beside each other, then calls of the same tool in the same order."""
+    if len(left) * len(right) > _MOST_PAIRS:
+        yield from _paired(left, right)
+        return
+    from difflib import SequenceMatcher  # imported late: only a diff needs it
+
+    matcher = SequenceMatcher(None, [_key(call) for call in left], [_key(call) for call in right], autojunk=False)
+    for tag, begin, end, first, last in matcher.get_opcodes():
+        if tag == "equal":
+            yield from zip(left[begin:end], right[first:last], strict=True)
+        else:
+            yield from _paired(left[begin:end], right[first:last])
+
+
+def _paired(left: Sequence[DiffCall], right: Sequence[DiffCall]) -> Iterator[tuple[DiffCall | None, DiffCall | None]]:
+    rest = list(right)
+    for one in left:
+        place = next((at for at, other in enumerate(rest) if (one.kind, one.name) == (other.kind, other.name)), None)
+        if place is None:
+            place = next((at for at, other in enumerate(rest) if one.kind == other.kind == "model"), None)
+        if place is None:
+            yield one, None
+            continue
+        yield from ((None, other) for other in rest[:place])
+        yield one, rest[place]
+        del rest[: place + 1]
+    yield from ((None, other) for other in rest)
+
+
+def _line(left: DiffCall | None, right: DiffCall | None) -> DiffLine:
+    if left is None or right is None:
+        return DiffLine(left, right, ("call",))
+    return DiffLine(left, right, _differs(left, right))
+
+
+def _differs(left: DiffCall, right: DiffCall) -> tuple[str, ...]:
+    name = ("call",) if (left.kind, left.name) != (right.kind, right.name) else ()
+    args = ("arguments",) if left.digest != right.digest else ()
+    same = _equal((left.answered, left.result, left.error), (right.answered, right.result, right.error))
+    return (*name, *args, *(() if same else ("result",)))
+
+
+def diff_record(diff: Diff) -> dict[str, Any]:
+    """The diff for programs: the calls that are the same at the beginning are only counted."""
+    ends = {
+        side: {"name": path.name, "status": path.status, "output": path.output, "error": path.error, "cost": structs.asdict(path.used)}
+        for side, path in (("left", diff.left), ("right", diff.right))
+    }
+    lines = to_builtins(diff.lines)
+    return {"is_same": diff.is_same, "same_calls": diff.same, "lines": lines, "same_outcome": diff.same_outcome, **ends}
+
+
+def _equal(left: Any, right: Any) -> bool:
+    return codec.encode(left) == codec.encode(right)  # in Python True equals 1, and in JSON it does not
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+def call_words(call: DiffCall, width: int = _WIDTH) -> str:
+    """A call as code: refund(order="o-7", cents=500)."""
+    kind = "" if call.kind == "tool" else f"{call.kind} "
+    if call.kind != "model" and isinstance(call.args, dict):
+        given = ", ".join(f"{name}={_json(value)}" for name, value in call.args.items())
+    else:
+        given = call.args if isinstance(call.args, str) else _json(call.args)
+    return f"{kind}{call.name}({clip(given, width)})"
+
+
+def answer_words(call: DiffCall, width: int = _WIDTH) -> str:
+    """What came of a call."""
+    said = "no answer" if not call.answered else f"failed: {call.error}" if call.error is not None else _json(call.result)
+    source = "now" if call.source == "read" else call.source
+    return clip(said, width) + (f" ({source})" if source not in (None, "recorded") else "")
+
+
+def end_words(path: CallPath, width: int = _WIDTH) -> str:
+    """How a path ended."""
+    if path.status == "succeeded":
+        return f"succeeded with {clip(_json(path.output), width)}"
+    return clip(path.status.replace("_", " ") + (f": {path.error}" if path.error else ""), width)
+
+
+def diff_lines(diff: Diff, width: int = _WIDTH) -> Iterator[str]:
+    """The diff as text. Lines with `-` are of the left side, lines with `+` of the right side."""
+    yield f"- {diff.left.name}"
+    yield f"+ {diff.right.name}"
+    yield f"  {plural(diff.same, 'call')} the same" + ("" if diff.lines else ", and no other calls")
+    for line in diff.lines:
+        one, other = line.left, line.right
+        if not line.differs and one is not None:
+            yield f"  {one.call}: {call_words(one, width)} → {answer_words(one, width)}"
+            continue
+        if one is not None:
+            yield f"- {one.call}: {call_words(one, width)} → {answer_words(one, width)}"
+        if other is not None:
+            request = " [another request]" if other.kind == "model" and "arguments" in line.differs else ""
+            yield f"+ {other.call}: {call_words(other, width)}{request} → {answer_words(other, width)}"
+    if diff.same_outcome:
+        yield f"  {end_words(diff.left, width)}"
+    else:
+        yield f"- {end_words(diff.left, width)}"
+        yield f"+ {end_words(diff.right, width)}"
+    before, now = used(diff.left.used) or "nothing", used(diff.right.used) or "nothing"
+    yield from (f"  cost: {before}",) if before == now else (f"- cost: {before}", f"+ cost: {now}")
+
+
+_STYLE = """
+body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:1200px;padding:0 1rem;color:#1b1f24;background:#fff}
+table{border-collapse:collapse;width:100%;table-layout:fixed}
+td,th{border:1px solid #d0d7de;padding:.4rem .6rem;vertical-align:top;text-align:left}
+pre{margin:0;white-space:pre-wrap;overflow-wrap:anywhere;font:13px/1.4 ui-monospace,monospace}
+.differs .l{background:#ffebe9}.differs .r{background:#dafbe1}.about{color:#57606a}
+@media (prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}td,th{border-color:#30363d}
+.differs .l{background:#3d1d20}.differs .r{background:#12361f}.about{color:#8b949e}}
+"""
+
+
+def diff_page(diff: Diff) -> str:
+    """The diff as one HTML page without scripts and without anything from elsewhere. All recorded text is escaped."""
+    rows = "".join(_row(line) for line in diff.lines)
+    outcome = _cells(not diff.same_outcome, end_words(diff.left, _PAGE_CHARS), end_words(diff.right, _PAGE_CHARS))
+    before, now = used(diff.left.used) or "nothing", used(diff.right.used) or "nothing"
+    title = _escape(f"{diff.left.name} – {diff.right.name}")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f'<meta name="viewport" content="width=device-width"><title>{title}</title><style>{_STYLE}</style></head><body>\n'
+        f"<h1>{title}</h1>\n<p>{plural(diff.same, 'call')} the same, then:</p>\n"
+        f"<table><thead><tr><th>{_escape(diff.left.name)}</th><th>{_escape(diff.right.name)}</th></tr></thead><tbody>\n"
+        f"{rows}{outcome}{_cells(before != now, f'cost: {before}', f'cost: {now}')}</tbody></table>\n</body></html>\n"
+    )
+
+
+def _row(line: DiffLine) -> str:
+    left, right = ("" if call is None else _block(call) for call in (line.left, line.right))
+    return _cells(bool(line.differs), left, right)
+
+
+def _block(call: DiffCall) -> str:
+    return f"{call.call}: {call_words(call, _PAGE_CHARS)}\n→ {answer_words(call, _PAGE_CHARS)}"
+
+
+def _cells(differs: bool, left: str, right: str) -> str:
+    mark = ' class="differs"' if differs else ""
+    return f'<tr{mark}><td class="l"><pre>{_escape(left)}</pre></td><td class="r"><pre>{_escape(right)}</pre></td></tr>\n'
+
+
+def _escape(text: str) -> str:
+    return html.escape(escaped(text, keep="\n"), quote=True)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,347 @@
+"""Redaction: values are replaced by a marker before an export is written, so that the file may leave the house.
+
+Three kinds of rules find values:
+
+    key:NAME      the value of every key with this name, at any depth of any recorded value; upper and lower case are the same
+    path:A.B.*    the value at this path of any recorded value: keys and list indexes, and * for any one of them
+    text:REGEX    each match of the regular expression, in every text and in every number
+
+A value that `key` or `path` has found is a secret from then on: it is replaced wherever else it appears in the family,
+also inside longer texts, escaped as JSON, percent-encoded or in base64. Digests of redacted values are computed again:
+a digest of a short secret would give it away. What the format needs (run ids, names of tools, keys of calls) cannot be
+redacted; if a rule matches there, the export is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+from urllib.parse import quote, quote_plus
+
+from msgspec import Struct
+
+from perdure.core import codec
+from perdure.core.codec import Payload
+from perdure.core.events import AnyBody, Event, SignalReceived, payloads
+from perdure.core.prompt_deltas import is_request, rejoined
+from perdure.core.state import RunState
+from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.inspect.prompt import sources
+
+MARKER = "[redacted]"
+MIN_CHARS = 4  # a shorter secret is replaced only where its rule has found it: it would occur in many texts by chance
+MIN_DIGITS = 6  # the same for a number
+_MAX_RULES_BYTES = 1 << 20
+# What the format needs, or what other rows of the journal refer to. A rule that matches there is refused.
+_STRUCTURE = frozenset(
+    (
+        *("run_id", "agent", "version", "tenant", "queue", "parent", "tool", "key_namespace", "budget_of"),
+        *("key", "digest", "approval", "pinned", "worker"),
+    )
+)
+# Of these, perdure makes the values itself, from hashes and random numbers: a rule for hexadecimal tokens may match them.
+_MADE = frozenset(("key", "digest", "approval", "pinned", "worker", "blob", "before", "after", "original_head"))
+
+Load = Callable[[Payload], bytes]
+
+
+class Rules(Struct, frozen=True):
+    keys: frozenset[str] = frozenset()
+    paths: tuple[tuple[str, ...], ...] = ()
+    texts: tuple[re.Pattern[str], ...] = ()
+
+
+def read_rules(given: Sequence[str]) -> Rules:
+    """The rules of `--redact`: each is a rule, or the name of a file with one rule on each line. InvalidInput if not."""
+    lines: list[tuple[str, str]] = []
+    for one in given:
+        if one.startswith(("key:", "path:", "text:")):
+            lines.append((f"--redact {one!r:.60}", one))
+        else:
+            lines += _from_file(one)
+    if not lines:
+        raise InvalidInput(
+            f"--redact {given[0] if given else ''}: there is no rule in it; such as key:password, path:card.number, text:sk-[a-z0-9]+"
+        )
+    keys, paths, texts = set(), [], []
+    for where, line in lines:
+        kind, _, rest = line.partition(":")
+        if kind not in ("key", "path", "text") or not rest.strip():
+            raise InvalidInput(f"{where} is no rule; a rule is key:NAME, path:A.B.* or text:REGEX")
+        if kind == "key":
+            keys.add(rest.strip().casefold())
+        elif kind == "path":
+            paths.append(tuple(rest.strip().split(".")))
+        else:
+            texts.append(_pattern(where, rest))
+    return Rules(frozenset(keys), tuple(paths), tuple(texts))
+
+
+def _from_file(name: str) -> list[tuple[str, str]]:
+    try:
+        with Path(name).open("rb") as file:
+            raw = file.read(_MAX_RULES_BYTES + 1)
+        if len(raw) > _MAX_RULES_BYTES:
+            raise InvalidInput(f"{name} is larger than {_MAX_RULES_BYTES:,} bytes: it is no file of rules")
+        text = raw.decode()
+    except OSError as error:
+        raise InvalidInput(f"--redact {name}: {error.strerror}; give a rule (key:NAME, path:A.B, text:REGEX) or a file of rules") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{name} is not UTF-8 text: it is no file of rules") from None
+    numbered = [(f"{name}, line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    return [(where, line) for where, line in numbered if line and not line.startswith("#")]
+
+
+def _pattern(where: str, text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise InvalidInput(f"{where}: not a regular expression: {error}") from None
+    if pattern.search("") is not None:
+        raise InvalidInput(f"{where} matches the empty text, and would match everywhere")
+    return pattern
+
+
+class Redactor:
+    """Redacts one family. First `collect` every event of every run, then `redact` them in the same order."""
+
+    def __init__(self, rules: Rules, load: Load) -> None:
+        self._rules = rules
+        self._load = load
+        self._secrets: set[str] = set()
+        self._numbers: set[int | float] = set()
+        self._literals: re.Pattern[str] | None = None
+        self._digests: dict[str, str] = {}  # digest of a value before → after its redaction
+        self.blobs: dict[str, bytes] = {}  # the new blobs
+        self.count = 0  # how many values and matches were replaced
+        self.short = 0  # how many different secrets are too short to be searched for
+
+    # -- the first pass: which values are secret? -----------------------------------------------------------------------
+    def collect(self, body: AnyBody) -> None:
+        for payload in payloads(body):
+            value = codec.decode(self._load(payload))
+            for part in _values_of_request(value) if is_request(payload) else (value,):
+                self._find(part, ())
+
+    def _find(self, value: Any, path: tuple[str, ...]) -> None:
+        if self._is_named(path):
+            self._keep(value)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                self._find(item, (*path, key))
+        elif isinstance(value, list):
+            for place, item in enumerate(value):
+                self._find(item, (*path, str(place)))
+
+    def _is_named(self, path: tuple[str, ...]) -> bool:
+        if not path:
+            return False
+        if path[-1].casefold() in self._rules.keys:
+            return True
+        return any(
+            len(rule) == len(path) and all(want in ("*", have) for want, have in zip(rule, path, strict=True)) for rule in self._rules.paths
+        )
+
+    def _keep(self, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                self._keep(key)
+                self._keep(item)
+        elif isinstance(value, list):
+            for item in value:
+                self._keep(item)
+        elif isinstance(value, str) and value and MARKER not in value:
+            self._secrets.add(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and sum(map(str.isdigit, str(value))) >= MIN_DIGITS:
+            self._numbers.add(value)
+            self._secrets.add(str(value))
+
+    # -- the second pass ------------------------------------------------------------------------------------------------
+    def redact(self, event: Event, state: RunState, events: Sequence[Event]) -> AnyBody:
+        """The body of the event without its secrets. `state` and `events`: the run before this event, redacted."""
+        if self._literals is None:
+            self._literals = self._compiled()
+        fields: dict[str, Any] = {}
+        for name in event.body.__struct_fields__:
+            value = getattr(event.body, name)
+            if isinstance(value, Payload):
+                fields[name] = self._payload(value, event, state, events)
+        for name in event.body.__struct_fields__:
+            value = getattr(event.body, name)
+            if name == "digest":
+                fields[name] = self._digests.get(value, value)
+            elif name not in fields:
+                fields[name] = self._field(type(event.body), name, value)
+        return type(event.body)(**fields)
+
+    def _compiled(self) -> re.Pattern[str]:
+        long = {secret for secret in self._secrets if len(secret) >= MIN_CHARS}
+        self.short = len(self._secrets) - len(long)
+        forms = {form for secret in long for form in _forms(secret)}
+        # The longest first: one secret may be a part of another.
+        return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))) or r"(?!)")
+
+    def _field(self, of: type, name: str, value: Any) -> Any:
+        if isinstance(value, Struct):
+            return type(value)(**{one: self._field(type(value), one, getattr(value, one)) for one in value.__struct_fields__})
+        if _is_structure(of, name):
+            return value
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, tuple):
+            return tuple(self._text(one) if isinstance(one, str) else self._field(of, name, one) for one in value)
+        return value
+
+    def _payload(self, payload: Payload, event: Event, state: RunState, events: Sequence[Event]) -> Payload:
+        before = self._load(payload)
+        value = codec.decode(before)
+        if is_request(payload):
+            after = self._request(value, event, state, events)
+        else:
+            after = codec.encode(self._value(value, ()))
+        self._digests[codec.digest(before)] = codec.digest(after)
+        if after == before:
+            if isinstance(payload.blob, str):
+                self.blobs[payload.blob] = before
+            return payload
+        # What was inline stays so: readers of a plan expect it in its event.
+        packed, blob = codec.pack(after, codec.INLINE_BYTES if payload.inline is None else codec.MAX_BYTES)
+        if blob is not None:
+            self.blobs[codec.digest(blob)] = blob
+        return packed
+
+    def _request(self, packed: dict[str, Any], event: Event, state: RunState, events: Sequence[Event]) -> bytes:
+        """A request to a model: only its frame and its messages are values. The rest refers to other calls."""
+        items = [{**item, "message": self._value(item["message"], ())} if "message" in item else item for item in packed["then"]]
+        fresh = {**packed, "then": items}
+        if "frame" in packed:
+            fresh["frame"] = self._value(packed["frame"], ())
+        # The recorded digest is of the whole request: it is computed again from the redacted parts.
+        assert event.call is not None, event
+        own = codec.encode(fresh)
+        before = sources(state.calls, events, self._load_redacted)
+        parts = before._replace(packed=lambda number: own if number == event.call else before.packed(number))
+        try:
+            whole, _ = rejoined(event.call, parts)
+        except StoreCorrupt:
+            whole = own  # a rule has changed the form of an earlier answer: `show --prompt` will say that it cannot be made again
+        return codec.encode({**fresh, "digest": codec.digest(whole)})
+
+    def _load_redacted(self, payload: Payload) -> bytes:
+        inline = payload.inline
+        return self.blobs[str(payload.blob)] if inline is None else inline
+
+    def _value(self, value: Any, path: tuple[str, ...]) -> Any:
+        if self._is_named(path) and value is not None:
+            self.count += 1
+            return MARKER
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, dict):
+            fresh: dict[str, Any] = {}
+            for key, item in value.items():
+                name = _unused(self._text(key), fresh)
+                fresh[name] = self._value(item, (*path, key))
+            return fresh
+        if isinstance(value, list):
+            return [self._value(item, (*path, str(place))) for place, item in enumerate(value)]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if value in self._numbers or any(pattern.search(str(value)) for pattern in self._rules.texts):
+                self.count += 1
+                return MARKER
+        return value
+
+    def _text(self, text: str) -> str:
+        for pattern in self._patterns():
+            text, found = pattern.subn(MARKER, text)
+            self.count += found
+        return text
+
+    def _patterns(self) -> Iterator[re.Pattern[str]]:
+        assert self._literals is not None
+        yield self._literals
+        yield from self._rules.texts
+
+    # -- the check ------------------------------------------------------------------------------------------------------
+    def check(self, what: str, value: Any) -> None:
+        """InvalidInput if a secret or a match is left: in a name or an id, which cannot be redacted."""
+        for name, text in _texts(value, ""):
+            left = text.replace(MARKER, "")
+            assert self._literals is not None
+            if any(pattern.search(left) for pattern in ((self._literals,) if name in _MADE else self._patterns())):
+                raise InvalidInput(
+                    f"{what}: its field {name or 'value'} matches a rule, or holds a redacted value, and cannot be redacted: the run needs it. "
+                    "Nothing was written: narrow the rule"
+                )
+
+
+def _values_of_request(packed: Any) -> Iterator[Any]:
+    yield packed.get("frame")
+    yield from (item["message"] for item in packed["then"] if "message" in item)
+
+
+@cache
+def _literal_fields(of: type) -> frozenset[str]:
+    """The fields whose values are words of the format, such as the kind of a failure."""
+    return frozenset(name for name, hint in get_type_hints(of).items() if _has_literal(hint))
+
+
+def _has_literal(hint: Any) -> bool:
+    return get_origin(hint) is Literal or any(_has_literal(part) for part in get_args(hint))
+
+
+def _is_structure(of: type, name: str) -> bool:
+    if of is SignalReceived and name == "key":
+        return False  # the sender has chosen it
+    return name in _STRUCTURE or name in _literal_fields(of)
+
+
+def _texts(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield name or "key", key
+            yield from _texts(item, name or key)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item, name)
+    elif isinstance(value, Struct):
+        for one in value.__struct_fields__:
+            yield from _texts(getattr(value, one), one)
+
+
+def _unused(name: str, taken: dict[str, Any]) -> str:
+    """The key, or the key with a number, if redaction has made two keys the same."""
+    number = 1
+    fresh = name
+    while fresh in taken:
+        number += 1
+        fresh = f"{name} {number}"
+    return fresh
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """The secret as it may stand in a text: plain, escaped as JSON once or twice, percent-encoded, and in base64."""
+    yield secret
+    for ascii_only in (True, False):
+        once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
+        yield once
+        yield json.dumps(once, ensure_ascii=ascii_only)[1:-1]
+    raw = secret.encode("utf-8", "surrogatepass")
+    yield quote(raw)
+    yield quote(raw, safe="")
+    yield quote_plus(raw)
+    yield raw.hex()
+    for offset in range(3):  # where the secret begins in a group of three bytes
+        encoded = base64.b64encode(bytes(offset) + raw)
+        # Only the characters that no byte before or after the secret has a part in.
+        own = encoded[-(-offset * 8 // 6) : (offset + len(raw)) * 8 // 6].decode()
+        if len(own) >= 2 * MIN_CHARS or offset == 0:
+            yield own
+            yield own.replace("+", "-").replace("/", "_")

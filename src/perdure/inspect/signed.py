@@ -1,0 +1,385 @@
+"""Signed heads: statements about all runs of a journal, signed with an Ed25519 key that the database does not have.
+
+A user with write access to the whole database can compute all hashes again. Such a user cannot make a signature. So a
+statement shows later whether the journal still has what it had: `perdure sign` writes it, `perdure verify --signatures`
+compares.
+
+The file has lines of JSON. A statement follows the lines of the runs that have changed since the statement before:
+
+    {"kind": "run", "run_id": …, "seq": 12, "head": …}       the last event of a run, and its hash
+    {"kind": "gone", "run_id": …, "seq": 12, "head": …}      a run that was pruned: what its tombstone says
+    {"kind": "signed", "statement": …, "key": …, "signature": …}
+
+`statement` is the very text that was signed: its number, the Merkle root over all runs, the heads of the journal-wide
+chain, the hash of the lines above it, and the hash of the statement before. A statement stands for the whole journal also
+without the lines of its runs, but only with them it can name the run that was changed. Specimens are left out.
+
+A process that is killed while it writes leaves lines without a statement, or half a line, at the end of the file: a torn
+tail. Nothing was stated by it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from perdure.engine.api import Reading
+from perdure.errors import InvalidInput, NotReady
+from perdure.inspect.chain import ChainHead, chain_heads
+from perdure.inspect.text import iso, plural
+from perdure.inspect.view import all_rows
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+FORMAT = 1
+NAMED = 20  # how many runs are named one by one
+_PREFIX = b"perdure-statement-1\n"  # a signature is about this kind of text, and about nothing else that the key may sign
+_LONGEST_LINE = 1 << 20
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+def new_key() -> tuple[bytes, bytes]:
+    """A new key pair in PEM: the private key, and the public key."""
+    ed25519, serialization = _library()
+    private = ed25519.Ed25519PrivateKey.generate()
+    form = serialization.PrivateFormat.PKCS8
+    secret = private.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    return secret, private.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+class SigningKey:
+    """A private key, from a file that only its owner can read."""
+
+    def __init__(self, path: Path) -> None:
+        ed25519, serialization = _library()
+        try:
+            can_others_read = path.stat().st_mode & 0o077
+            private = serialization.load_pem_private_key(_small_file(path), password=None)
+        except OSError as error:
+            raise InvalidInput(f"{path}: {error.strerror}; make a key with: perdure sign --new-key") from None
+        except (ValueError, TypeError):
+            raise InvalidInput(f"{path} holds no private key; make one with: perdure sign --new-key") from None
+        if can_others_read:
+            raise InvalidInput(f"other users can read the private key {path}; take their rights away: chmod 600 {path}")
+        if not isinstance(private, ed25519.Ed25519PrivateKey):
+            raise InvalidInput(f"{path} holds a private key of another kind; perdure signs with Ed25519: perdure sign --new-key")
+        self._private: Ed25519PrivateKey = private
+        self.public = PublicKey(private.public_key())
+
+    def sign(self, text: bytes) -> bytes:
+        return self._private.sign(_PREFIX + text)
+
+
+class PublicKey:
+    def __init__(self, public: Ed25519PublicKey) -> None:
+        self._public = public
+        self.id = hashlib.sha256(public.public_bytes_raw()).hexdigest()[:32]
+
+    @classmethod
+    def read(cls, path: Path) -> PublicKey:
+        ed25519, serialization = _library()
+        try:
+            public = serialization.load_pem_public_key(_small_file(path))
+        except OSError as error:
+            raise InvalidInput(f"{path}: {error.strerror}") from None
+        except (ValueError, TypeError):
+            raise InvalidInput(
+                f"{path} holds no public key; `perdure sign --new-key` writes it beside the private key, as FILE.pub"
+            ) from None
+        if not isinstance(public, ed25519.Ed25519PublicKey):
+            raise InvalidInput(f"{path} holds a public key of another kind; perdure signs with Ed25519")
+        return cls(public)
+
+    def is_signed(self, text: bytes, signature: bytes) -> bool:
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            self._public.verify(signature, _PREFIX + text)
+        except InvalidSignature:
+            return False
+        return True
+
+
+def _library() -> tuple[Any, Any]:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError:
+        raise NotReady("signatures need the package cryptography: pip install 'perdure[sign]'") from None
+    return ed25519, serialization
+
+
+def _small_file(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(1 << 16)
+
+
+# -- statements -------------------------------------------------------------------------------------------------------
+class RunHead(Struct, frozen=True, gc=False, tag_field="kind", tag="run", forbid_unknown_fields=True):
+    run_id: str
+    seq: int
+    head: str
+
+
+class GoneHead(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="gone", forbid_unknown_fields=True):
+    run_id: str
+    seq: int
+    head: str
+    returned: bool = False  # it was a copy, and the move was undone: its id can be used again
+
+
+class Signed(Struct, frozen=True, tag_field="kind", tag="signed", forbid_unknown_fields=True):
+    statement: str
+    key: str  # which key has signed: the beginning of the hash of the public key
+    signature: str
+
+
+class Statement(Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    n: int  # from 1
+    at: str
+    runs: int
+    events: int
+    root: str  # the Merkle root over (run id, seq, head) of all runs, in the order of their ids
+    chain: tuple[ChainHead, ...]
+    changed: int  # how many lines of runs belong to this statement
+    changed_sha256: str  # of these lines
+    previous: str | None  # the hash of the line of the statement before
+
+
+class Leaf(Struct, frozen=True, gc=False):
+    """What a statement says of a run."""
+
+    seq: int
+    head: str
+    statement: Statement
+
+
+_decode = msgspec.json.Decoder(RunHead | GoneHead | Signed).decode
+_decode_statement = msgspec.json.Decoder(Statement).decode
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def merkle_root(heads: Mapping[str, tuple[int, str]]) -> str:
+    """One hash over all runs. A leaf and an inner node are hashed with different first bytes, as in RFC 6962."""
+    level = [
+        hashlib.sha256(b"\0" + msgspec.json.encode((run_id, *heads[run_id]))).digest()
+        for run_id in sorted(heads, key=lambda one: one.encode("utf-8", "surrogatepass"))
+    ]
+    if not level:
+        return hashlib.sha256().hexdigest()
+    while len(level) > 1:
+        pairs = [hashlib.sha256(b"\1" + level[at] + level[at + 1]).digest() for at in range(0, len(level) - 1, 2)]
+        level = pairs if len(level) % 2 == 0 else [*pairs, level[-1]]
+    return level[0].hex()
+
+
+class Book:
+    """The statements of a file, read and checked up to the first line that cannot be believed."""
+
+    def __init__(self) -> None:
+        self.statements: list[Statement] = []
+        self.heads: dict[str, tuple[int, str]] = {}  # of all runs, as of the last statement
+        self.signed: dict[str, list[Leaf]] = {}  # all that was ever stated of a run that is not gone, in order
+        self.gone: dict[str, Leaf] = {}
+        self.problem: str | None = None
+        self.good_bytes = 0  # the end of the last whole statement in the file
+        self.torn_bytes = 0  # what follows it, if that is a torn tail
+        self.last: str | None = None  # the hash of the line of the last statement
+
+    @classmethod
+    def read(cls, path: Path, key: PublicKey) -> Book:
+        """InvalidInput only if the file cannot be opened. What is wrong with its content is in `problem`."""
+        book = cls()
+        try:
+            with path.open("rb") as file:
+                lines: list[bytes] = []
+                number = 0
+                while raw := file.readline(_LONGEST_LINE + 1):
+                    number += 1
+                    if not raw.endswith(b"\n"):
+                        if len(raw) > _LONGEST_LINE or file.read(1):
+                            book.problem = f"{path}, line {number}: longer than a line of a statement can be"
+                        break
+                    book.problem = book._take(path, number, raw, lines, key)
+                    if book.problem is not None:
+                        break
+                file.seek(0, 2)
+                book.torn_bytes = 0 if book.problem is not None else file.tell() - book.good_bytes
+        except OSError as error:
+            raise InvalidInput(f"{path}: {error.strerror}") from None
+        if book.problem is None and book.statements and merkle_root(book.heads) != book.statements[-1].root:
+            book.problem = f"{path}: the Merkle root of statement {book.statements[-1].n} is not that of the runs in the file"
+        return book
+
+    def _take(self, path: Path, number: int, raw: bytes, lines: list[bytes], key: PublicKey) -> str | None:
+        where = f"{path}, line {number}"
+        try:
+            line = _decode(raw)
+        except _UNREADABLE as error:
+            return f"{where}: it cannot be read ({error}): the file was edited or is damaged"
+        if not isinstance(line, Signed):
+            lines.append(raw)
+            return None
+        problem = self._check(where, line, lines, key)
+        if problem is None:
+            self._believe(lines, _decode_statement(line.statement.encode()))
+            self.last = hashlib.sha256(raw).hexdigest()
+            self.good_bytes += sum(map(len, lines)) + len(raw)
+            lines.clear()
+        return problem
+
+    def _check(self, where: str, line: Signed, lines: Sequence[bytes], key: PublicKey) -> str | None:
+        if line.key != key.id:
+            return f"{where}: signed by another key ({line.key!r:.40}, and the public key here is {key.id})"
+        text = line.statement.encode("utf-8", "surrogatepass")
+        try:
+            signature = base64.b64decode(line.signature, validate=True)
+        except (binascii.Error, ValueError):
+            signature = b""
+        if not key.is_signed(text, signature):
+            return f"{where}: the signature is not right: the statement was edited, or this key did not sign it"
+        try:
+            statement = _decode_statement(text)
+        except _UNREADABLE as error:
+            return f"{where}: the statement is signed, and this version of perdure cannot read it ({error}): update perdure"
+        if statement.format != FORMAT:
+            return f"{where}: the statement has format {statement.format}, and this version of perdure reads {FORMAT}: update perdure"
+        if (statement.n, statement.previous) != (len(self.statements) + 1, self.last):
+            after = f"after statement {self.statements[-1].n}" if self.statements else "at the beginning"
+            return f"{where}: statement {statement.n} does not belong {after}: statements were deleted, added or reordered"
+        if (statement.changed, statement.changed_sha256) != (len(lines), _digest(lines)):
+            return f"{where}: the lines of runs before statement {statement.n} are not those that were signed: the file was edited"
+        return None
+
+    def _believe(self, lines: Sequence[bytes], statement: Statement) -> None:
+        for raw in lines:
+            line = _decode(raw)
+            assert not isinstance(line, Signed)
+            leaf = Leaf(line.seq, line.head, statement)
+            if isinstance(line, RunHead):
+                self.heads[line.run_id] = (line.seq, line.head)
+                self.signed.setdefault(line.run_id, []).append(leaf)
+                self.gone.pop(line.run_id, None)
+            else:
+                self.heads.pop(line.run_id, None)
+                self.gone[line.run_id] = leaf
+                if line.returned:
+                    self.signed.pop(line.run_id, None)
+        self.statements.append(statement)
+
+
+def _digest(lines: Sequence[bytes]) -> str:
+    return hashlib.sha256(b"".join(lines)).hexdigest()
+
+
+# -- making a statement -----------------------------------------------------------------------------------------------
+class Contradiction(Exception):
+    """The journal does not have any more what the last statement says. Each line names one run."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(lines[0])
+        self.lines = lines
+
+
+class NewStatement(Struct, frozen=True):
+    lines: list[bytes]  # of the runs that have changed
+    signed: bytes  # the line of the statement itself
+    statement: Statement
+
+
+def state(store: Reading, book: Book, key: SigningKey, *, now: int) -> NewStatement:
+    """The next statement after those of the book. Contradiction if the journal has less, or something else, than was signed."""
+    chain = tuple(chain_heads(store))
+    now_has = {row.run_id: (row.seq, row.head.hex()) for row in all_rows(store) if row.specimen is None}
+    changed = {run_id: head for run_id, head in now_has.items() if book.heads.get(run_id) != head}
+    missing = [run_id for run_id in book.heads if run_id not in now_has]
+    graves = _graves(store, missing)
+    wrong = [_grave_problem(run_id, book.signed[run_id][-1], graves.get(run_id)) for run_id in missing]
+    wrong += [_run_problem(store, run_id, book.signed[run_id][-1:], *head) for run_id, head in changed.items() if run_id in book.signed]
+    if found := [problem for problem in wrong if problem is not None]:
+        raise Contradiction(found)
+    lines = [_line(RunHead(run_id, *changed[run_id])) for run_id in sorted(changed)]
+    lines += [_line(graves[run_id]) for run_id in sorted(missing)]
+    statement = Statement(
+        *(FORMAT, len(book.statements) + 1, iso(now), len(now_has), sum(seq for seq, _ in now_has.values())),
+        *(merkle_root(now_has), chain, len(lines), _digest(lines), book.last),
+    )
+    text = msgspec.json.encode(statement)
+    signed = Signed(text.decode(), key.public.id, base64.b64encode(key.sign(text)).decode())
+    return NewStatement(lines, _line(signed), statement)
+
+
+def _line(line: RunHead | GoneHead | Signed) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _graves(store: Reading, run_ids: Sequence[str]) -> dict[str, GoneHead]:
+    """The tombstones of these runs. A run whose copy was taken back has one too, but its id is free."""
+    if not run_ids:
+        return {}
+    wanted, found, after = set(run_ids), dict[str, GoneHead](), 0
+    while page := store.tombstones(after):
+        after = page[-1][0]
+        for _, one in page:
+            if one.run_id in wanted:
+                found[one.run_id] = GoneHead(one.run_id, one.events, one.head.hex(), one.status == "returned")
+    return found
+
+
+# -- comparing --------------------------------------------------------------------------------------------------------
+def signed_problems(store: Reading, book: Book) -> Iterator[str]:
+    """How the journal contradicts the statements, in words, run by run."""
+    missing: list[str] = []
+    for run_id, leaves in book.signed.items():
+        row = store.get(run_id)
+        if row is not None and row.specimen is None:
+            problem = _run_problem(store, run_id, leaves, row.seq, row.head.hex())
+            if problem is not None:
+                yield problem
+        else:  # a specimen is a copy, and not the run that was signed
+            missing.append(run_id)
+    graves = _graves(store, missing)
+    for run_id in missing:
+        problem = _grave_problem(run_id, book.signed[run_id][-1], graves.get(run_id))
+        if problem is not None:
+            yield problem
+
+
+def _grave_problem(run_id: str, last: Leaf, grave: GoneHead | None) -> str | None:
+    if grave is None:
+        return f"{_stated(run_id, last)}, and it is gone without a tombstone: it was deleted, or the whole database was rolled back"
+    if grave.seq > last.seq or (grave.seq, grave.head) == (last.seq, last.head):
+        return None
+    return f"{_stated(run_id, last)}, and its tombstone says {plural(grave.seq, 'event')}, or another head: the tombstone was forged"
+
+
+def _run_problem(store: Reading, run_id: str, leaves: Sequence[Leaf], seq: int, head: str) -> str | None:
+    """What is wrong with a run that is there, and ends with event `seq` with the hash `head`."""
+    for leaf in leaves:
+        if seq < leaf.seq:
+            return (
+                f"{_stated(run_id, leaf)}, and its journal ends with event {seq}: its end was cut off, or the whole database was rolled back; "
+                "restore it from a backup"
+            )
+        has = [head] if seq == leaf.seq else [one.hex() for one in store.hashes(run_id, leaf.seq - 1, 1)]
+        if has != [leaf.head]:
+            return f"{_stated(run_id, leaf)}, and event {leaf.seq} is another one now: its journal was rewritten after it was signed"
+    return None
+
+
+def _stated(run_id: str, leaf: Leaf) -> str:
+    return f"run {run_id}: statement {leaf.statement.n} of {leaf.statement.at} signed it with {plural(leaf.seq, 'event')}"
+
+
+def kept_heads(book: Book) -> list[ChainHead]:
+    """The heads of the journal-wide chain in all statements."""
+    return list(dict.fromkeys(head for statement in book.statements for head in statement.chain))

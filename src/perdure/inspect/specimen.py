@@ -1,0 +1,228 @@
+"""Makes rows for a local journal out of an export: the family becomes specimens, to be looked at.
+
+Nothing is written here. The file was checked whole before (`export.load`), and `take_in_specimen` of the store writes all
+rows in one transaction. A specimen has the bytes of its events as they were hashed, so `perdure verify` checks them here as
+in the journal that they came from. Its rows are computed from its journal, as of its last event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+
+from perdure import shell
+from perdure.core import identity
+from perdure.core.budget import NOTHING
+from perdure.core.events import ChildStarted, payloads
+from perdure.errors import Conflict, InvalidInput, PerdureError, StoreCorrupt
+from perdure.inspect.export import Export, ExportedArtifact, ExportedJournal, artifact_chunks, load
+from perdure.inspect.projection import specimen_row
+from perdure.inspect.repair import right_approval
+from perdure.store.api import ArtifactRow, Head, Specimen, Stored, Whole
+from perdure.tool.artifact import CHUNK_BYTES, SCHEME, Artifact
+
+
+class Family(Struct, frozen=True):
+    """What is to be inserted."""
+
+    export: Export
+    wholes: list[Whole]  # the parents before their children
+    artifacts: dict[str, ArtifactRow]  # by URI
+
+
+def read_family(path: Path, *, by: str, now: int) -> Family:
+    """The specimens in this file.
+
+    InvalidInput if the file is no export, or cannot become a specimen. StoreCorrupt if the file is damaged or cut off.
+    """
+    _check_file(path)
+    try:
+        export = load(path)
+    except StoreCorrupt as damage:
+        raise StoreCorrupt(f"{damage}; nothing was imported") from None
+    root = export.header.run_id
+    if "/" in root:
+        whole = root.partition("/")[0]
+        raise InvalidInput(
+            f"{path} holds run {root}, which is a part of the family of {whole}; nothing was imported: export the whole family, "
+            f"in the journal that it came from: perdure export {shell.quote(whole)} -o FILE"
+        )
+    for name in (*export.runs, *(ask.request.approval for run in export.runs.values() for ask in run.state.asks.values())):
+        if not identity.is_id(name):
+            raise InvalidInput(f"{path} has a run or an approval with the id {name!r:.80}, which perdure never gives; nothing was imported")
+    made = Specimen(export.sha256, export.header.exported_at, now, by, export.header.redacted or 0)
+    artifacts = {one.line.uri: _artifact(one, export) for one in export.artifacts}
+    wholes = [_whole(run, export, made) for run in export.runs.values()]
+    wholes[0].artifacts.extend(row.artifact for row in artifacts.values())
+    return Family(export, wholes, artifacts)
+
+
+def chunks(path: Path, family: Family) -> Iterator[tuple[ArtifactRow, Iterable[bytes]]]:
+    """The artifacts with their bytes. The file is read again; StoreCorrupt if it was changed since."""
+    for line, data in artifact_chunks(path):
+        if line.uri not in family.artifacts:
+            raise StoreCorrupt(f"{path} was changed while it was imported; nothing was imported: try again")
+        yield family.artifacts[line.uri], _even(data)
+        for _ in data:  # what the store did not read, because it has the artifact
+            pass
+
+
+def _even(data: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in chunks of CHUNK_BYTES: the store finds a chunk by its number."""
+    held = b""
+    for piece in data:
+        held += piece
+        while len(held) >= CHUNK_BYTES:
+            yield held[:CHUNK_BYTES]
+            held = held[CHUNK_BYTES:]
+    if held:
+        yield held
+
+
+def is_there(family: Family, found: dict[str, Head], *, specimens: Sequence[str]) -> bool:
+    """Is exactly this family in the journal, as specimens? Conflict if another run has one of its ids."""
+    runs = family.export.runs
+    if not found:
+        return False
+    for run_id, head in found.items():
+        if head.pruned:
+            raise Conflict(f"run {run_id} ran in this journal and was pruned: its id is not used again; nothing was imported: {_ELSEWHERE}")
+        if run_id not in specimens:
+            raise Conflict(f"run {run_id} is a run of this journal; nothing was imported: {_ELSEWHERE}")
+        if (head.seq, head.head) != (len(runs[run_id].stored), runs[run_id].head):
+            raise Conflict(
+                f"specimen {run_id} is here with other content ({head.seq:,} events, head {head.head.hex()[:12]}…); nothing was imported: "
+                f"delete it first (perdure prune --specimen {shell.quote(family.export.header.run_id)}), or {_ELSEWHERE}"
+            )
+    missing = sorted(set(runs) - set(found))
+    if missing:
+        raise Conflict(
+            f"specimen {family.export.header.run_id} is here without run {missing[0]} of this file; nothing was imported: delete it first "
+            f"(perdure prune --specimen {shell.quote(family.export.header.run_id)}), or {_ELSEWHERE}"
+        )
+    return True
+
+
+_ELSEWHERE = "import it into another database: --url sqlite:///incident.db"
+
+
+def _check_file(path: Path) -> None:
+    try:
+        if not path.is_file():
+            raise InvalidInput(f"{path} is {'no file' if path.exists() else 'not there'}; name a file that `perdure export` has written")
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}") from None
+
+
+def _whole(run: ExportedJournal, export: Export, made: Specimen) -> Whole:
+    state, created = run.state, run.state.created
+    assert created is not None
+    specimen = structs.replace(made, original_head=run.original_head)
+    row = specimen_row(run.run_id, state, run.events, run.input_digest, run.head, msgspec.json.encode(specimen).decode())
+    parent = export.runs.get(created.parent or "")
+    started = [event.seq for event in parent.events if _starts(event.body, run.run_id)] if parent is not None else []
+    return Whole(
+        run=(
+            *(row.run_id, row.agent, row.version, row.tenant, row.actor, row.queue, row.target, row.input_digest, row.status),
+            *(row.waiting_for, row.ready_at, row.seq, row.head, row.epoch, row.lost, row.crashes, row.error, row.created_at),
+            *(row.updated_at, row.priority, row.attention, row.parent, row.parent_call, started[0] if started else None),
+            *(created.depth, row.lost_with, row.specimen),
+        ),
+        ledger_of=_payer(run, export),
+        events=[structs.replace(one, event_id=_event_id(one)) for one in run.stored],
+        approvals=_approvals(run),
+        signals=[],
+        budgets=_budgets(run, export),
+        reserved=[],
+        inbox=[],
+        notices=[],
+        blobs=sorted({payload.blob for event in run.events for payload in payloads(event.body) if isinstance(payload.blob, str)}),
+        artifacts=[],
+    )
+
+
+def _starts(body: object, run_id: str) -> bool:
+    return isinstance(body, ChildStarted) and body.run_id == run_id
+
+
+def _event_id(stored: Stored) -> bytes:
+    try:
+        return bytes.fromhex(stored.event_id)
+    except ValueError:
+        raise StoreCorrupt(
+            f"event {stored.seq} has the id {stored.event_id!r:.60}, and an id has 32 hexadecimal digits; nothing was imported"
+        ) from None
+
+
+def _approvals(run: ExportedJournal) -> list[tuple[object, ...]]:
+    rows = [right_approval(run.state, ask, None) for ask in run.state.asks.values()]
+    return [
+        (
+            *(one.approval, one.seq, one.call, one.action, one.asked_at, one.status, msgspec.json.encode(one.deciders).decode()),
+            *(one.expires_at, int(one.escalated), msgspec.json.encode(one.voters).decode(), one.digest, one.settled_by, one.note),
+            one.settled_at,
+        )
+        for one in rows
+    ]
+
+
+def _payer(run: ExportedJournal, export: Export) -> str | None:
+    """The nearest run, from this one upwards, that has a budget."""
+    at: ExportedJournal | None = run
+    while at is not None and at.state.budget is None:
+        assert at.state.created is not None
+        at = export.runs.get(at.state.created.parent or "")
+    return None if at is None else at.run_id
+
+
+def _budgets(run: ExportedJournal, export: Export) -> list[tuple[object, ...]]:
+    limits, created = run.state.budget, run.state.created
+    assert created is not None
+    if limits is None:
+        return []
+    above = export.runs.get(created.parent or "")
+    below = [one.state.spent for one in export.runs.values() if one.run_id == run.run_id or one.run_id.startswith(f"{run.run_id}/")]
+    spent = sum(below, start=NOTHING)
+    return [
+        (
+            *(
+                None if above is None else _payer(above, export),
+                limits.usd_micros,
+                limits.tokens,
+                limits.calls,
+                limits.busy_us,
+                limits.on_exceed,
+            ),
+            *(spent.usd_micros, spent.tokens, spent.calls, spent.busy_us),
+            *(0, 0, 0, 0),  # nothing is reserved: no attempt of a specimen is under way
+        )
+    ]
+
+
+def _artifact(one: ExportedArtifact, export: Export) -> ArtifactRow:
+    event = export.runs[one.run_id].events[one.seq - 1]
+    created = export.runs[one.run_id].state.created
+    assert created is not None
+    try:
+        pointer = Artifact(one.line.uri, one.line.sha256, one.line.size, one.line.content_type)
+    except PerdureError as error:
+        raise StoreCorrupt(
+            f"event {one.seq} of run {one.run_id} names an artifact that none can be ({error}); nothing was imported"
+        ) from None
+    return ArtifactRow(
+        artifact=pointer.uri.removeprefix(SCHEME),
+        run_id=one.run_id,
+        tenant=created.tenant,
+        call=event.call or 0,
+        attempt=getattr(event.body, "attempt", 0),
+        state="saving",
+        place=None,
+        object=None,
+        sha256=bytes.fromhex(one.line.sha256),
+        size=one.line.size,
+        content_type=one.line.content_type,
+        created_at=event.ts,
+    )
