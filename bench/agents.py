@@ -149,3 +149,11 @@ async def sociable(run: Run, calls: int) -> None:
     for number in range(calls):
         await step(text_of(number))
     await meet()
+
+
+@agent(version="1")
+async def patient(run: Run, steps: int) -> str:
+    """So many steps, and then it waits for a word."""
+    for number in range(steps):
+        await step(f"{number}")
+    return str(await run.receive("go"))

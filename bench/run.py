@@ -47,6 +47,7 @@ WORKLOADS: tuple[Workload, ...] = (
     waiting.parked,
     waiting.timers,
     waiting.children,
+    waiting.rewinding,
 )
 
 

@@ -99,3 +99,29 @@ async def _family(url: str, count: int) -> float:
         begun = time.perf_counter()
         await app.run(agents.parent, count)
         return time.perf_counter() - begun
+
+
+def rewinding(folder: Path) -> list[Figure]:
+    """The plan of a rewind of a run with 10,000 events: in resumes of the same run, both in CPU time of this process."""
+    resumes, rewinds = asyncio.run(_rewinds(url_of(new_path(folder)), 5_000))
+    told = f"{rewinds.median:,.0f} ms against {resumes.median:,.0f} ms"
+    return [Figure("10,000 events rewind, in resumes", rewinds.over(resumes), "×", 1.5, "at most", told)]
+
+
+async def _rewinds(url: str, steps: int) -> tuple[Sample, Sample]:
+    settings = Settings(synchronous="normal", park_after_s=0, cache_runs=0)
+    async with Perdure(url, agents=[agents.patient], settings=settings) as app:
+        await app.start(agents.patient, steps, id="r")
+        await app.drive("r", wait=False)
+        last = (await app.handle("r").row()).seq
+    resumes, rewinds = [], []
+    for to in (last - 1, last // 2 + 1, 2) * 3:
+        async with Perdure(url, agents=[agents.patient], settings=settings) as app:
+            await app.signal("r", "other", None)
+            begun = time.process_time()
+            await app.drive("r", wait=False)
+            resumed = time.process_time()
+            await app.rewind("r", to, dry_run=True)
+            resumes.append((resumed - begun) * 1e3)
+            rewinds.append((time.process_time() - resumed) * 1e3)
+    return Sample.of(resumes), Sample.of(rewinds)

@@ -31,10 +31,9 @@ from perdure.core.events import (
     RunUnpaused,
     SignalReceived,
     ToolCallResolved,
-    Unsettled,
 )
 from perdure.core.failures import clean
-from perdure.core.state import CallState, RunState, fold
+from perdure.core.state import CallState, RunState, fold, unsettled
 from perdure.engine.api import AskReading, Engine, no_such_run
 from perdure.engine.clock import Clock
 from perdure.errors import Conflict, InvalidInput, NotFound, StoreCorrupt
@@ -92,7 +91,9 @@ class Control:
             state: RunState | None = await self._state(run_id)
         except StoreCorrupt:
             state = None  # a run with a damaged journal can also be ended
-        body = RunCancelled(reason=words(reason, "reason"), forced_by=known_name(by), unsettled=() if state is None else _unsettled(state))
+        # The cost of calls that may have happened is charged: after the end, no answer about these calls can arrive.
+        open_calls = () if state is None else state.open.values()
+        body = RunCancelled(reason=words(reason, "reason"), forced_by=known_name(by), unsettled=unsettled(open_calls))
         await self._engine.end(run_id, body, seen=None if state is None else state.seq)
 
     async def pause(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
@@ -217,18 +218,6 @@ class Control:
     async def _alive(self) -> set[str | None]:
         reading, now = self._engine.reading, self._clock.now()
         return {worker.worker for worker in await self._ask(lambda: reading.workers(now, self._lease_us)) if worker.alive}
-
-
-def _unsettled(state: RunState) -> tuple[Unsettled, ...]:
-    """The calls that may have happened, and what each of them may have cost.
-
-    This cost is charged when the run is ended by force: after that, no answer about these calls can arrive.
-    """
-    return tuple(
-        Unsettled(call.number, call.attempt, call.may_cost)
-        for call in state.open.values()
-        if call.may_cost is not None and call.effect != "transaction"  # a transaction without a result did not happen
-    )
 
 
 def _numbers(state: RunState) -> str:

@@ -15,11 +15,11 @@ from msgspec import Struct
 from perdure import shell
 from perdure.agent import Agent
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunSucceeded, Usage
+from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunFailed, RunSucceeded, Usage
 from perdure.core.identity import undo_id, undone_by
 from perdure.core.machine import AskApproval, Asked, CallTool, Command, Failed, Finish, StartChild, Succeeded
 from perdure.core.prompt_deltas import in_short, is_request
-from perdure.core.reopen import Reopening, reopening, retry_point
+from perdure.core.reopen import reopening, retry_point
 from perdure.core.replay import Frontier
 from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
 from perdure.engine.api import Reading, no_such_run
@@ -135,31 +135,34 @@ class Planner:
                 f"run {row.run_id} has been undone, or is being undone, by run {undo_id(row.run_id)}, so it cannot go on; start a new run"
             )
         events = self._reading.read(row.run_id)
-        found = reopening(events, retry_point(events) if to is None else to, by=by, reason=reason, fresh=fresh)
         state = fold(events)
-        bodies = [*found.bodies, *self._ended_meanwhile(state, found)]
+        back_to = retry_point(events, state) if to is None else to
+        found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=self._ended_meanwhile(state), state=state)
+        kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes
+        bodies = list(found.bodies)
         version = agent.version if agent.version != row.version else None
         if version is not None:
             bodies.insert(1, (RunAdopted(version, by, reason), None))
-        reopened = _would_be(events, bodies, self._now, row.epoch)
-        after = fold(reopened)
-        after.version = agent.version
-        frontier = agent.replayed(after, reopened, self._load, self._max_steps)
-        hooks = self._hooks(agent, after, reopened) if found.superseded else {}
+        more = _would_be(events, bodies, self._now, row.epoch)
+        for event in more:
+            state.apply(event)
+        state.version = agent.version
+        frontier = agent.replayed(state, [*events, *more], self._load, self._max_steps)
+        hooks = self._hooks(agent, state, [*events, *more]) if found.superseded else {}
         runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
             row.run_id,
             found.back_to,
             row.version,
             agent.version,
-            kept=[_call(call) for call in found.kept],
-            again=[_call(call) for call in found.again],
+            kept=kept,
+            again=again,
             superseded=[_call(call, hooks.get(call.number)) for call in found.superseded],
-            open=[open_call_words(call, frontier, after, max_asks=self._max_asks, now=self._now) for _, call in sorted(after.open.items())],
+            open=[open_call_words(call, frontier, state, max_asks=self._max_asks, now=self._now) for _, call in sorted(state.open.items())],
             next=list(_next(frontier, state, fresh)),
             used=state.used,
             children=[
-                self._reopened(self._row(child), None, by, reason, fresh, self._agent_of_child(child, frontier, after), runs)
+                self._reopened(self._row(child), None, by, reason, fresh, self._agent_of_child(child, frontier, state), runs)
                 for child in found.children
             ],
         )
@@ -174,32 +177,34 @@ class Planner:
         asked = frontier.calls.get(number)
         return asked.agent if isinstance(asked, StartChild) else self._agent_of(state.children[number].agent)
 
-    def _ended_meanwhile(self, state: RunState, found: Reopening) -> Iterator[tuple[AnyBody, int | None]]:
+    def _ended_meanwhile(self, state: RunState) -> dict[int, ChildFinished]:
         """The ends of children that ended after the run was ended by force: the run was not told."""
         if not state.finished:
-            return
+            return {}
+        assert state.created is not None
+        ended: dict[int, ChildFinished] = {}
         for number, child in state.alive.items():
             row = self._row(child.run_id)
             if row.status not in FINISHED:
-                raise Conflict(f"run {found.run_id}: its child {child.run_id} is still {row.status}; try again when it has ended")
+                raise Conflict(f"run {state.created.run_id}: its child {child.run_id} is still {row.status}; try again when it has ended")
             end = self._reading.read(child.run_id, after=row.seq - 1)[0].body
-            if isinstance(end, RunSucceeded):
-                yield ChildFinished(child.run_id, "succeeded", output=end.output), number
-            else:
-                raise Conflict(
-                    f"run {found.run_id}: its child {child.run_id} was {row.status} when the run was ended by force; go back to before event "
-                    f"{child.started_seq}, where it was started"
-                )
+            match end:
+                case RunSucceeded(output):
+                    ended[number] = ChildFinished(child.run_id, "succeeded", output=output)
+                case RunFailed(failure):
+                    ended[number] = ChildFinished(child.run_id, "failed", failure=failure)
+                case _:
+                    ended[number] = ChildFinished(child.run_id, "cancelled")
+        return ended
 
 
 def _would_be(events: Sequence[Event], bodies: Sequence[tuple[AnyBody, int | None]], now: int, epoch: int) -> list[Event]:
-    """The journal as it would be after the write."""
+    """The events that would be written."""
     last = events[-1].seq
-    more = [
+    return [
         Event(seq, "0" * 32, now, epoch, call, last if seq == last + 1 else last + 1, body)
         for seq, (body, call) in enumerate(bodies, last + 1)
     ]
-    return [*events, *more]
 
 
 def _call(call: CallState, undo: bool | None = None) -> ReopenedCall:

@@ -21,6 +21,7 @@ from tests.conformance.suite_artifacts import ArtifactConformance
 from tests.conformance.suite_moving import MovingConformance
 from tests.conformance.suite_progress import ProgressConformance
 from tests.conformance.suite_queues import QueueConformance
+from tests.conformance.suite_reopening import ReopeningConformance
 from tests.conformance.suite_suspects import SuspectConformance
 from tests.conformance.suite_waiting import WaitingConformance
 
@@ -51,7 +52,13 @@ ROWS = [None, RowChange("running"), RowChange("waiting", release=True)]
 
 
 class StoreConformance(
-    ArtifactConformance, QueueConformance, SuspectConformance, WaitingConformance, MovingConformance, ProgressConformance
+    ArtifactConformance,
+    QueueConformance,
+    SuspectConformance,
+    WaitingConformance,
+    MovingConformance,
+    ProgressConformance,
+    ReopeningConformance,
 ):
     """Subclass it with a `make_store` fixture: a function that opens a new, empty store."""
 

@@ -144,7 +144,7 @@ class Life:
         self._before = before
         self._keeps = keeps
         world.claim()
-        self._core = RunCore(RUN, scenario.agent, SETTINGS, _IDS, {})
+        self._core = RunCore(RUN, world.agent, SETTINGS, _IDS, {})
         self._read = False
         self._delivered: set[int] = set()
         self._append: StepAppend | None = None
@@ -347,7 +347,7 @@ class Life:
             return
         step = self._core.step(structs.replace(journal, events=since[1:], parked=before), world.now, world.real)
         if not self._delivered:
-            fresh = RunCore(RUN, self.scenario.agent, SETTINGS, _IDS, {})
+            fresh = RunCore(RUN, world.agent, SETTINGS, _IDS, {})
             replayed = fresh.step(journal, world.now, world.real)
             if replayed != step or digest_of(fresh.state) != digest_of(self._core.state):
                 raise Violation(f"a machine that was kept goes on otherwise than a replay:\n{step}\n{replayed}")
@@ -433,7 +433,7 @@ class Life:
         name = f"attempt {begin.attempt} of call {begin.number} begins"
         if call is None or call.phase != "started" or call.attempt != begin.attempt:
             raise Violation(f"{name}, and its intent is not durable (G2)")
-        if journal.cancelled_at and call.first_seq < journal.cancelled_at:
+        if journal.cancelled_at and call.asked_seq < journal.cancelled_at:
             raise Violation(f"{name} after the run was cancelled")
         if journal.state.paused is not None:
             raise Violation(f"{name}, and the run is paused")

@@ -48,6 +48,9 @@ _WILD = 0.3  # of the moves on a way at random are not the ordinary ones
 _LAST = ("fenced", "drain")  # moves that end a way soon
 _NEAR = 50
 _LONGEST = 150  # moves until a run must have come to rest
+_SOME = 3  # events at which a run is reopened, of all at which it could be
+_DIES_BEFORE = 0.05  # the share of places before the first reopening at which a worker dies
+_BEFORE = 12  # paths before the first reopening, where a person reopens the run: the others are those of other scenarios
 _MOST_TURNS = 80  # claims and acts of people until it must have ended
 Effort = Sequence[tuple[int, int]]  # for a run with so many deaths behind it: places to differ in, and the most paths
 
@@ -134,13 +137,15 @@ class Explorer:
     def run(self) -> Tally:
         """Explore it all; Found when a promise is broken."""
         scenario = self._scenario
-        world = World(scenario.agent, scenario.env, scenario.beside, patient=scenario.patient)
+        world = World(scenario.agent, scenario.env, scenario.beside, patient=scenario.patient, distinct=scenario.distinct)
         collecting = gc.isenabled()
         gc.disable()
         try:
             self._reach(world.key, world, 0, _Origin(None, [], 0, "created"))
             while self._queue:
-                if self._deep:
+                if self._scenario.is_reopened:
+                    self._queue.rotate(-self._chance.randrange(len(self._queue)))
+                elif self._deep:
                     self._queue.rotate(-self._chance.randrange(min(len(self._queue), _NEAR)))
                 self._explore(*self._queue.popleft())
         finally:
@@ -159,40 +164,48 @@ class Explorer:
             if world.finished:
                 self.tally.ends += 1
                 world.check_whole()
-                return
             if turns > _MOST_TURNS:
                 raise Violation(f"the run does not end: it is {world.status} (G6)")
             due = world.is_ready
             acts = [what for what in dict.fromkeys(world.env) if people.can(world, what)]
-            if world.differed >= self._differences(world):
+            if world.finished:
+                acts = acts if world.differed < self._differences(world) else []
+            elif world.differed >= self._differences(world):
                 acts = [] if due or world.ready_at is not None else acts[:1]
             elif self._deep and acts:
                 acts = [self._chance.choice(acts)] if self._chance.random() < _WILD or not due else []
+            ways = [(what, how) for what in acts for how in self._ways(world, what)]
             if world.ready_at is not None and not due:
                 away_us = world.ready_at - world.now
                 # No one waits for an hour that a clock has lost.
-                acts.append("clock right" if world.skew < 0 and away_us >= people.HOUR // 2 else f"later {away_us / 1e6}")
-            if not acts and not due:
+                ways.append(("", "clock right" if world.skew < 0 and away_us >= people.HOUR // 2 else f"later {away_us / 1e6}"))
+            if not ways and not due and not world.finished:
                 need = people.next_need(world)
                 if need is None:
                     raise Violation(f"the run is {world.status} and has no wake-up, and no one can bring it on (G6)")
-                acts.append(need)
+                ways.append(("", need))
         except Violation as violation:
             raise self._found(violation, key, world, []) from None
-        for what in acts:
+        for what, how in ways:
             after = world.copied()
             try:
-                if what in after.env:
+                if what:
                     after.differed += 1
                     self.tally.moves["env"] += 1
-                    people.do(after, after.env.index(what))
+                    self.tally.moves[what] += what in people.REOPENS
+                    people.do(after, after.env.index(what), how, self._scenario.new_code)
                 else:
-                    people.act(after, what)
+                    people.act(after, how)
             except Violation as violation:
-                raise self._found(violation, key, after, [(what, 0)]) from None
-            self._reach(after.key, after, turns + 1, _Origin(key, [], 0, what))
+                raise self._found(violation, key, after, [(how, 0)]) from None
+            self._reach(after.key, after, turns + 1, _Origin(key, [], 0, how))
         if due:
             self._live(key, world, turns + 1)
+
+    def _ways(self, world: World, what: str) -> list[str]:
+        """The ways to do that which are tried: all of them on the ordinary course, some of them elsewhere."""
+        ways = people.ways(world, what)
+        return ways if world.differed == 0 or len(ways) <= _SOME else self._chance.sample(ways, _SOME)
 
     def _differences(self, world: World) -> int:
         """In how many places its course may differ from the ordinary one."""
@@ -206,6 +219,8 @@ class Explorer:
     def _live(self, key: tuple[Any, ...], world: World, turns: int) -> None:
         dies = world.deaths < len(self._effort)
         differences, most = self._effort[world.deaths] if dies else (0, 1)
+        if self._scenario.is_reopened and not world.journal.state.reopened:
+            most = min(most, _BEFORE)
         paths = _Paths(self._chance)
         paths.add(_Path([], [], world.differed))
         been: set[tuple[Move, ...]] = set()
@@ -245,7 +260,7 @@ class Explorer:
                 made.append(move)
                 life.make(move)
             while life.over is None:
-                if dies and (not self._deep or tuple(made) not in been):
+                if dies and (not self._deep or tuple(made) not in been) and self._is_worth_it(life.world):
                     self._die_here(key, life, made, turns)
                     if self._deep:
                         been.add(tuple(made))
@@ -272,6 +287,10 @@ class Explorer:
         after = life.world
         self._reach(after.key, after, turns, _Origin(key, made, len(made), life.over or ""))
         return made, enabled
+
+    def _is_worth_it(self, world: World) -> bool:
+        """Where people reopen the run, workers die mostly after that: how they die before is explored in other scenarios."""
+        return not self._scenario.is_reopened or world.journal.state.reopened > 0 or self._chance.random() < _DIES_BEFORE
 
     def _die_here(self, key: tuple[Any, ...], life: Life, made: list[Move], turns: int) -> None:
         tally, origins = self.tally, self._origins

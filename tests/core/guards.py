@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 from msgspec import structs
+from tests.core import world
 
-from perdure.core import decide, run_core
+from perdure.core import decide, history, machine, reopen, run_core, state
 from perdure.core.budget import amounts_of, exceeded
 from perdure.core.decide import After, Perform
-from perdure.core.events import RunReleased
+from perdure.core.events import OutcomeReused, RunReleased
 from perdure.core.machine import CallTool
 from perdure.core.outcomes import Outcome, Raised, Unrecordable
 from perdure.core.run_core import Over, RunCore
@@ -244,6 +245,62 @@ def a_release_names_no_cause(patch: Patch) -> None:
     patch.setattr(RunCore, "_record", without)
 
 
+# -- reopened runs --------------------------------------------------------------------------------------------------------
+def a_call_that_is_made_again_is_a_new_call(patch: Patch) -> None:
+    patch.setattr(history.Superseded, "take", lambda self, *_: None)
+
+
+def superseded_calls_are_found_by_their_tool_alone(patch: Patch) -> None:
+    take = history.Superseded.take
+
+    def without(self: Any, kind: str, name: str, args: bytes, callee: Any, digest: Any) -> Any:
+        found = take(self, kind, name, args, callee, digest)
+        others = (number for number, payload in self._inputs.get((kind, name), {}).items() if number in self._left)
+        if found is None and (found := next(others, None)) is not None:
+            self._left.remove(found)
+        return found
+
+    patch.setattr(history.Superseded, "take", without)
+
+
+def numbers_go_on_where_the_agent_goes_back_to(patch: Patch) -> None:
+    reopen = machine.Machine.reopen
+
+    def without(self: Any, earlier: Any, load: Any) -> None:
+        last = self._calls
+        reopen(self, earlier, load)
+        self._calls = last
+
+    patch.setattr(machine.Machine, "reopen", without)
+
+
+def a_failed_call_is_attempted_again_whatever_has_happened(patch: Patch) -> None:
+    for module in (state, history, reopen):
+        patch.setattr(module, "is_repeatable", lambda call: True)
+
+
+def signals_are_superseded_with_the_rest(patch: Patch) -> None:
+    patch.setattr(world, "reopening", _without_bodies(OutcomeReused, lambda call: call is None))
+
+
+def the_cost_of_superseded_calls_is_forgotten(patch: Patch) -> None:
+    patch.setattr(reopen, "unsettled", lambda calls: ())
+
+
+def any_point_will_do(patch: Patch) -> None:
+    patch.setattr(reopen, "_split", lambda events, point: None)
+
+
+def _without_bodies(kind: type, of: Callable[[int | None], bool]) -> Any:
+    reopening = reopen.reopening
+
+    def without(*given: Any, **more: Any) -> Any:
+        found = reopening(*given, **more)
+        return structs.replace(found, bodies=[(body, call) for body, call in found.bodies if not (isinstance(body, kind) and of(call))])
+
+    return without
+
+
 GUARDS = [
     Guard(calls_begin_before_their_intent_is_durable, "once", "G2"),
     Guard(a_worker_that_lost_its_run_goes_on, "a pair", "G4"),
@@ -273,4 +330,11 @@ GUARDS = [
     Guard(calls_of_one_turn_do_not_see_each_other_s_cost, "a budget that fails, and another run", "G14|T33"),
     Guard(a_place_in_line_is_not_waited_for, "a rate", "rate"),
     Guard(a_release_names_no_cause, "timers", "run_released.*caused by event None"),
+    Guard(a_call_that_is_made_again_is_a_new_call, "reopened: once", "T35"),
+    Guard(superseded_calls_are_found_by_their_tool_alone, "reopened: once", "T35|G7"),
+    Guard(numbers_go_on_where_the_agent_goes_back_to, "reopened: once", "."),
+    Guard(a_failed_call_is_attempted_again_whatever_has_happened, "reopened: once", "G5"),
+    Guard(signals_are_superseded_with_the_rest, "reopened: signals", "T35|heard"),
+    Guard(the_cost_of_superseded_calls_is_forgotten, "reopened: a budget", "T33|G14"),
+    Guard(any_point_will_do, "reopened: gathered", "G7"),
 ]

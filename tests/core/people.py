@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import structs
 from tests.core.world import RUN, SECOND, World, receipt
 
@@ -11,6 +13,7 @@ from perdure.core.budget import NOTHING
 from perdure.core.events import (
     BudgetRaised,
     CancelRequested,
+    Failure,
     Limits,
     RunPaused,
     RunUnpaused,
@@ -28,13 +31,20 @@ _VOTES = {
 }
 
 
+REOPENS = ("retry", "rewind", "rewind fresh", "rewind to new code")  # what may be done to a run that has ended too
+
+
 def can(world: World, what: str) -> bool:
     """Whether that can be done now."""
+    if what in REOPENS:
+        return not world.held and world.status != "succeeded"
     if world.finished:
         return False
     match what.partition(" ")[0]:
         case "signal":
             return True
+        case "end":
+            return not world.held
         case "cancel":
             return world.status != "cancelling"
         case "pause":
@@ -45,7 +55,7 @@ def can(world: World, what: str) -> bool:
             return _undecided(world) is not None
         case "expire":
             return _expiring(world) is not None
-        case "resolve":
+        case "resolve" | "fail":
             return _doubt(world) is not None
         case "child":
             return "alive" in world.children.values()
@@ -57,16 +67,30 @@ def can(world: World, what: str) -> bool:
             return True  # the clock
 
 
-def do(world: World, place: int) -> None:
-    """Do what the scenario has in this place; it is done then."""
+def ways(world: World, what: str) -> list[str]:
+    """All ways to do that: a run can be reopened at several events. A point that is refused is none, and changes nothing."""
+    if what == "retry":
+        return [f"reopen {world.journal.retried_at}"] if world.journal.retried_at is not None else []
+    if what in REOPENS:
+        return [f"reopen {point}{what.removeprefix('rewind')}" for point in world.journal.points]
+    return [what]
+
+
+def do(world: World, place: int, how: str | None = None, new_code: Any = None) -> None:
+    """Do what the scenario has in this place, in this one of its ways; it is done then."""
     what = world.env[place]
     world.env = (*world.env[:place], *world.env[place + 1 :])
-    act(world, what)
+    act(world, how or what, new_code)
 
 
-def act(world: World, what: str) -> None:
+def act(world: World, what: str, new_code: Any = None) -> None:
     word, _, more = what.partition(" ")
     match word:
+        case "reopen":
+            point, _, how = more.partition(" ")
+            world.reopen(int(point), new_code if how == "to new code" else world.agent, fresh=how == "fresh")
+        case "end":
+            world.end_by_force()
         case "signal":
             payload = codec.pack(codec.encode(more), 1000)[0]
             world.post(what, SignalReceived("go", payload, by="ann"))
@@ -88,6 +112,13 @@ def act(world: World, what: str) -> None:
             call = _doubt(world)
             assert call is not None
             world.post(f"{what} {call.number}.{call.attempt}", _truth(world, call), call.number)
+        case "fail":
+            # As `perdure resolve --fail`: the run goes on as if it had failed. It may have happened all the same.
+            call = _doubt(world)
+            assert call is not None
+            failure = Failure("fatal", "Resolved", "it does not matter")
+            body = ToolCallResolved("failed", by="ann", attempt=call.attempt, failure=failure, usage=call.cost_if("failed"))
+            world.post(f"{what} {call.number}.{call.attempt}", body, call.number)
         case "child":
             number = next(number for number, how in world.children.items() if how == "alive")
             world.end_child(number, "succeeded" if more == "ok" else "failed" if more == "fails" else "cancelled")

@@ -6,10 +6,11 @@ The tools are declared like a user's, and never run: the engine of the explorer 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from tests.core.people import REOPENS
 from tests.core.world import CLOCK_SLACK_US, KEY_SLACK_US, KEY_WINDOW_S, SECOND
 
 from perdure import Agent, Approval, Budget, Outcome, Rate, Retry, Run, ToolFailed, Usage, agent, tool
@@ -18,6 +19,7 @@ from perdure.errors import ChildFailed
 
 _TWICE = Retry(attempts=2, base=2.0, jitter=0.0)
 _COST = Usage(usd_micros=100)
+_TWO = ("retry", "rewind", "rewind to new code")  # a person reopens the run twice, or thrice
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,12 @@ class Scenario:
     late_post: bool = False  # ordinarily post is the last that is delivered, and not the first
     ticks: bool = False  # time may pass while other things are due
     patient: bool = True  # the run is never called poison
+    distinct: bool = False  # no two calls of the agent have the same tool and arguments
+    new_code: Agent[Any, Any] | None = None  # a later version of the agent, for a person who lets the run go on with it
+
+    @property
+    def is_reopened(self) -> bool:
+        return any(what in REOPENS for what in self.env)
 
     @property
     def names(self) -> set[str]:
@@ -331,6 +339,136 @@ async def everything(run: Run) -> list[str]:
     return done
 
 
+# -- agents of runs that people reopen ------------------------------------------------------------------------------------
+# Each has two versions: the first fails at its end, and the second asks for something else on its way, and succeeds. Each call has
+# arguments of its own, and each result says of which call it is, so that the world can tell whose result it is.
+class Bug(Exception):
+    """The first version of an agent has it."""
+
+
+async def _made(tool: Any, what: str) -> str:
+    return f"{tool.name}/{what}={await tool(what)}"
+
+
+def _versions(body: Callable[[Run, bool], Coroutine[Any, Any, list[str]]], **options: Any) -> list[Agent[Any, Any]]:
+    async def first(run: Run) -> list[str]:
+        raise Bug(", ".join(await body(run, False)))
+
+    async def second(run: Run) -> list[str]:
+        return await body(run, True)
+
+    name = body.__name__
+    return [agent(name=name, version="1", **options)(first), agent(name=name, version="2", **options)(second)]
+
+
+async def _twice_launched(run: Run, new: bool) -> list[str]:
+    return [await _made(launch, "a"), await _made(launch, "c" if new else "b")]
+
+
+async def _ordered(run: Run, new: bool) -> list[str]:
+    return [await _made(look, "a"), await _made(order, "b"), await _made(order, "d" if new else "c")]
+
+
+async def _paid(run: Run, new: bool) -> list[str]:
+    return [await _made(pay, "a"), *([await _made(store, "new")] if new else []), await _made(pay, "b")]
+
+
+async def _refunded(run: Run, new: bool) -> list[str]:
+    return [await _made(refund, "a"), *([await _made(look, "new")] if new else []), await _made(refund, "b")]
+
+
+async def _booked(run: Run, new: bool) -> list[str]:
+    return [await _made(book, "a"), *([await _made(store, "new")] if new else []), await _made(book, "b"), await _made(store, "c")]
+
+
+async def _gathered(run: Run, new: bool) -> list[str]:
+    done = await asyncio.gather(_made(order, "a"), _made(pay, "b"), _made(store, "c"))
+    return [*done, await _made(launch, "e" if new else "d")]
+
+
+async def _petitioned(run: Run, new: bool) -> list[str]:
+    return [await _made(look, "a"), await _made(demolish, "b"), await _made(look, "d" if new else "c")]
+
+
+async def _consulted(run: Run, new: bool) -> list[str]:
+    granted, decision = await asyncio.gather(_made(grant, "a"), run.request_approval("go", {"what": "x"}, expires=60.0))
+    if not decision.granted:
+        raise Bug(decision.outcome)
+    return [granted, await _made(pay, "c" if new else "b")]
+
+
+async def _heard(run: Run, new: bool) -> list[str]:
+    done = [f"heard={await run.receive('go')}", await _made(order, "a")]
+    if new:
+        done.append(await _made(store, "new"))
+    try:
+        done.append(f"heard={await run.receive('go', timeout=20.0)}")
+    except TimeoutError:
+        done.append("nothing")
+    return [*done, await _made(pay, "b")]
+
+
+async def _hurried(run: Run, new: bool) -> list[str]:
+    done = []
+    try:
+        async with asyncio.timeout(5.0):
+            done.append(await _made(order, "a"))
+    except TimeoutError:
+        done.append("late")
+    await asyncio.sleep(30.0)
+    return [*done, await _made(pay, "c" if new else "b")]
+
+
+async def _tidied(run: Run, new: bool) -> list[str]:
+    try:
+        done = list(await asyncio.gather(_made(order, "a"), _made(pay, "b")))
+        return [*done, await _made(launch, "d" if new else "c")]
+    except asyncio.CancelledError:
+        await _made(store, "tidy")
+        raise
+
+
+@agent(version="1")
+async def named_child(run: Run, what: str) -> str:
+    raise NotImplementedError
+
+
+async def _parented(run: Run, new: bool) -> list[str]:
+    first = str(await named_child("a"))
+    both = await asyncio.gather(named_child("b"), _made(order, "c"))
+    return [first, *map(str, both), *([str(await named_child("new"))] if new else [])]
+
+
+async def _bought(run: Run, new: bool) -> list[str]:
+    done = await asyncio.gather(_made(ask, "a"), _made(buy, "b"))
+    return [*done, await _made(buy, "d" if new else "c")]
+
+
+def _reopened(
+    name: str, body: Callable[[Run, bool], Coroutine[Any, Any, list[str]]], *env: str, fates: tuple[str, ...] = (), **more: Any
+) -> Scenario:
+    first, second = _versions(body, **({"budget": more.pop("budget")} if "budget" in more else {}))
+    return Scenario(f"reopened: {name}", first, fates=fates, env=env, distinct=True, new_code=second, **more)
+
+
+REOPENED = [
+    _reopened("once", _twice_launched, *_TWO, "resolve", "fail", fates=("not_sent", "reset", "garbage", "refused")),
+    _reopened("once with a hook", _ordered, *_TWO, fates=("not_sent", "reset", "refused"), hooks=("unknown",)),
+    _reopened("keyed", _paid, *_TWO, "later 650", fates=("reset", "refused", "busy")),
+    _reopened("keyed with a hook", _refunded, *_TWO, fates=("reset", "not_sent", "garbage")),
+    _reopened("transactions", _booked, *_TWO, "rewind fresh", fates=("mistake",)),
+    _reopened("gathered", _gathered, *_TWO, fates=("reset", "refused", "not_sent")),
+    _reopened("an approval", _petitioned, *_TWO, "grant", "reject", "edit", fates=("not_sent", "reset"), ticks=True),
+    _reopened("approvals", _consulted, *_TWO, "grant", "reject", fates=("refused",), late_post=True),
+    _reopened("signals", _heard, *_TWO, "signal a", "signal b", "signal c", twice=True),
+    _reopened("timers", _hurried, *_TWO, fates=("reset",), ticks=True),
+    _reopened("cancelled", _tidied, *_TWO, "cancel", "signal a", fates=("reset",)),
+    _reopened("paused and drained", _tidied, *_TWO, "pause", drains=True, fates=("not_sent",)),
+    _reopened("ended by force", _gathered, *_TWO, "end", "resolve", fates=("reset",)),
+    _reopened("an approval, ended by force", _consulted, *_TWO, "end", "grant"),
+    _reopened("children", _parented, *_TWO, "child fails", "child ok", "end"),
+    _reopened("a budget", _bought, *_TWO, "end", "raise", fates=("reset",), budget=Budget(usd="0.0004", calls=8)),
+]
 SCENARIOS = [
     Scenario("in a row", in_a_row),
     Scenario("once", one_once, fates=("not_sent", "reset", "busy", "garbage", "stuck"), env=("resolve",)),

@@ -10,7 +10,7 @@ import pytest
 from tests import figures
 from tests.core.explorer import Effort, Found, Tally, explore
 from tests.core.guards import GUARDS, Guard
-from tests.core.scenario import SCENARIOS, WALKS, Scenario
+from tests.core.scenario import REOPENED, SCENARIOS, WALKS, Scenario
 
 # All courses of a run that differ in up to eight places from the ordinary one, and a death at each place of each of them.
 WIDE: Effort = [(8, 3000)]
@@ -20,6 +20,10 @@ DEEP_POINTS = 1_500
 # Six deaths in a row, and everything at random.
 WALK: Effort = [(99, 3), (99, 2), (99, 2), (99, 1), (99, 1), (99, 1)]
 WALK_POINTS = 1_000
+# A person reopens the run, up to three times; workers die before, between and after. Some courses, and some at random.
+REOPEN: Effort = [(6, 40), (4, 6), (2, 2)]
+REOPEN_WALK: Effort = [(99, 3), (99, 2), (99, 2), (99, 1)]
+REOPEN_POINTS = 800
 # How many crash points of a scenario are tried: many where the same worlds are left behind again and again, fewer where each of
 # them has to be recovered anew. Those that have fewer have no more.
 POINTS = {
@@ -94,12 +98,21 @@ def test_every_promise_holds_on_long_ways_at_random(scenario: Scenario, seed: in
     assert tally.points >= WALK_POINTS
 
 
+@pytest.mark.parametrize("deep", [False, True], ids=["in order", "at random"])
+@pytest.mark.parametrize("scenario", REOPENED, ids=[scenario.name for scenario in REOPENED])
+def test_every_promise_holds_when_a_person_reopens_the_run(scenario: Scenario, deep: bool) -> None:
+    tally = explore(scenario, REOPEN_WALK if deep else REOPEN, seed=3, most_points=REOPEN_POINTS, deep=deep)
+    _count(scenario, tally)
+    assert tally.points >= REOPEN_POINTS
+    assert tally.moves.keys() >= {"rewind", "rewind to new code"}
+
+
 @pytest.mark.parametrize("guard", GUARDS, ids=[guard.off.__name__ for guard in GUARDS])
 def test_without_a_guard_a_promise_breaks(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     guard.off(monkeypatch)
-    scenario = next(scenario for scenario in SCENARIOS if scenario.name == guard.scenario)
+    scenario = next(scenario for scenario in (*SCENARIOS, *REOPENED) if scenario.name == guard.scenario)
     with pytest.raises(Found) as found:
-        explore(scenario, [(5, 3000), (2, 4)], most_points=25_000)
+        explore(scenario, REOPEN if scenario.is_reopened else [(5, 3000), (2, 4)], most_points=25_000)
     assert re.search(guard.breaks, str(found.value).partition("\n")[0]), found.value
 
 
@@ -128,6 +141,9 @@ def test_soak() -> None:
             recoveries += wide.recoveries + deep.recoveries
             took = time.process_time() - begun
             print(f"{points:>10,} of {SOAK_POINTS:,} crash points, {recoveries:,} recoveries, {took:.0f} s: {scenario.name}", flush=True)
+        for scenario in REOPENED:
+            points += explore(scenario, [(6, 60 * turn), (4, 10), (2, 3)], seed=turn, most_points=10_000).points
+            points += explore(scenario, REOPEN_WALK, seed=turn, most_points=10_000, deep=True).points
         for scenario in WALKS:
             points += explore(scenario, WALK, seed=1000 + turn, most_points=20_000, deep=True).points
         if points >= SOAK_POINTS:

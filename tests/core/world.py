@@ -37,22 +37,27 @@ from perdure.core.events import (
     ChildStarted,
     Event,
     Limits,
+    RunAdopted,
+    RunCancelled,
     RunClaimed,
     RunCreated,
     RunPaused,
+    RunReopened,
     RunUnpaused,
     SignalReceived,
     ToolCallInitiated,
+    ToolCallProposed,
     ToolCallResolved,
     encode_body,
 )
 from perdure.core.identity import KEY_SCHEME
 from perdure.core.rate import Rate, next_start
+from perdure.core.reopen import reopening, retry_point
 from perdure.core.run_core import RunSettings
-from perdure.core.state import FINISHED, CallState, RunState, raised
+from perdure.core.state import FINISHED, CallState, RunState, fold, raised, unsettled
 from perdure.core.steps import InboxRow, RowChange, StepAppend
 from perdure.core.transitions import landing
-from perdure.errors import Conflict, StoreCorrupt
+from perdure.errors import Conflict, Diverged, InvalidInput, StoreCorrupt
 
 RUN = "r"
 SECOND = 1_000_000
@@ -92,7 +97,7 @@ class Violation(AssertionError):
 class Journal:
     """A run's events and the state that they fold to. Longer ones are made with `extended`, and the same events give the same object."""
 
-    __slots__ = ("_after", "_digest", "cancelled_at", "events", "number", "patient", "state")
+    __slots__ = ("_after", "_digest", "_points", "cancelled_at", "events", "number", "patient", "state")
 
     def __init__(self, number: int, events: tuple[Event, ...], state: RunState, patient: bool, cancelled_at: int) -> None:
         self.number = number
@@ -102,6 +107,7 @@ class Journal:
         self.cancelled_at = cancelled_at  # seq of the request to cancel it; 0: none
         self._after: dict[bytes, Journal] = {}
         self._digest: bytes | None = None
+        self._points: list[int] | None = None
 
     @classmethod
     def begun(cls, agent: Agent[Any, Any], *, patient: bool) -> Journal:
@@ -123,6 +129,34 @@ class Journal:
             self._digest = digest_of(self.state)
         return self._digest
 
+    @property
+    def points(self) -> list[int]:
+        """The events to which a person can let the run go back. All others must be refused, with words."""
+        if self._points is None:
+            self._points = []
+            for seq in range(self.seq + 2):
+                try:
+                    reopening(self.events, seq, by="ann", ended=self.ended)
+                except (Conflict, InvalidInput):
+                    continue
+                self._points.append(seq)
+        return self._points
+
+    @property
+    def ended(self) -> dict[int, ChildFinished]:
+        """The children that were cancelled when the run was ended by force."""
+        return {number: ChildFinished(child.run_id, "cancelled") for number, child in self.state.alive.items() if self.state.finished}
+
+    @property
+    def retried_at(self) -> int | None:
+        """The event to which a retry goes back; None if it is refused."""
+        try:
+            point = retry_point(self.events)
+            reopening(self.events, point, by="ann", ended=self.ended)
+        except Conflict:
+            return None
+        return point
+
     def extended(self, events: Sequence[Event], numbers: Numbers) -> Journal:
         """With these events behind it; Violation if they cannot stand there."""
         if not events:
@@ -140,6 +174,8 @@ class Journal:
                     raise Violation(f"{error} (G3, G10)") from None
                 if not cancelled_at and isinstance(event.body, CancelRequested):
                     cancelled_at = event.seq
+                elif isinstance(event.body, RunReopened):
+                    cancelled_at = 0
             after = Journal(numbers.next(), (*self.events, *events), state, self.patient, cancelled_at)
             self._after[mark] = after
         return after
@@ -272,13 +308,14 @@ class World:
     """Everything that outlives a worker."""
 
     __slots__ = (
-        *("agent", "journal", "numbers", "status", "ready_at", "held", "lost", "crashes", "attention"),
+        *("agent", "distinct", "journal", "numbers", "status", "ready_at", "held", "lost", "crashes", "attention"),
         *("inbox", "posted", "signals", "cancelled", "approvals", "limits", "spent", "reserved", "beside", "rates", "starts"),
         *("services", "written", "paid", "children", "real", "skew", "env", "deaths", "differed"),
     )
 
-    def __init__(self, agent: Agent[Any, Any], env: tuple[str, ...], beside: Amounts, *, patient: bool) -> None:
-        self.agent = agent
+    def __init__(self, agent: Agent[Any, Any], env: tuple[str, ...], beside: Amounts, *, patient: bool, distinct: bool = False) -> None:
+        self.agent = agent  # the code that goes on with it
+        self.distinct = distinct  # no two calls of the agent have the same tool and arguments
         self.numbers = Numbers()
         self.journal = Journal.begun(agent, patient=patient)
         # The row of the run.
@@ -350,6 +387,7 @@ class World:
             tuple(self.children.values()),
             self.skew,
             self.env,
+            self.agent.version,
         )
 
     @property
@@ -509,6 +547,53 @@ class World:
         if self.limits is not None and self.limits.usd_micros is not None and self.bill > self.limits.usd_micros - self.beside.usd_micros:
             raise Violation(f"the services want {self.bill}, and the budget allows {self.limits.usd_micros} (T33)")
 
+    # -- people end the run, and reopen it ------------------------------------------------------------------------------
+    def end_by_force(self) -> None:
+        """As store/mailbox.py ends a run that no worker holds."""
+        journal = self.journal
+        body = RunCancelled("enough", forced_by="ann", unsettled=unsettled(journal.state.open.values()))
+        for one in body.unsettled:
+            self.spent = self.spent + amounts_of(one.usage)
+        self._write([Event(journal.seq + 1, _NO_ID, self.now, journal.state.epoch, None, journal.seq, body)])
+        self.status, self.ready_at, self.attention, self.lost, self.crashes = "cancelled", None, None, 0, 0
+        for number, how in self.children.items():
+            if how == "alive":
+                self.children[number] = "ended"
+        self._end()
+
+    def reopen(self, back_to: int, agent: Agent[Any, Any], *, fresh: bool = False) -> bool:
+        """As reopen.py and store/mailbox.py reopen a run. False: other code than before asks for other calls, and nothing has changed."""
+        journal = self.journal
+        found = reopening(journal.events, back_to, by="ann", fresh=fresh, ended=journal.ended)
+        bodies = list(found.bodies)
+        if agent.version != journal.state.version:
+            bodies.insert(1, (RunAdopted(agent.version, "ann"), None))
+        first = journal.seq + 1
+        events = [
+            Event(seq, _NO_ID, self.now, journal.state.epoch, call, journal.seq if seq == first else first, body)
+            for seq, (body, call) in enumerate(bodies, first)
+        ]
+        if agent is not self.agent:
+            after = [*journal.events, *events]
+            try:
+                agent.replayed(fold(after), after, lambda payload: payload.inline or b"", SETTINGS.max_steps)
+            except Diverged:
+                return False
+        self._write(events)
+        self.agent, self.cancelled = agent, False
+        self.status, self.ready_at, self.attention, self.lost, self.crashes = "queued", self.now, None, 0, 0
+        self.inbox = tuple(post for post in self.inbox if not isinstance(post.row.body, CancelRequested | RunPaused))
+        body = events[0].body
+        assert isinstance(body, RunReopened)
+        for one in body.unsettled:
+            self.spent = self.spent + amounts_of(one.usage)
+        for number in body.withdrawn:
+            if self.approvals[number].status in ("pending", "approved"):
+                self.approvals[number] = structs.replace(self.approvals[number], status="withdrawn")
+        for number in body.children:
+            self.children[number] = "alive"
+        return True
+
     # -- limits ---------------------------------------------------------------------------------------------------------
     def ledgers(self) -> list[Ledger]:
         return [] if self.limits is None else [Ledger(RUN, self.limits, self.spent, self.reserved + self.beside)]
@@ -603,6 +688,12 @@ class World:
         recorded = tuple(sorted(call.number for call in state.calls.values() if call.effect == "transaction" and call.phase == "completed"))
         if tuple(sorted(self.written)) != recorded:
             raise Violation(f"transactions: {self.written} are in the database, {recorded} in the journal (G5)")
+        if self.distinct:
+            self._check_effects()
+            if state.output is not None:
+                self._check_told(codec.decode(state.output.inline or b""))
+            elif state.failure is not None and state.failure.type == "Bug":
+                self._check_told(state.failure.message.split(", "))
         unread = sum(isinstance(post.row.body, SignalReceived) for post in self.inbox)
         if state.signals + unread != self.signals:
             raise Violation(f"{self.signals} signals were sent, {state.signals} are in the journal and {unread} in the inbox (G1)")
@@ -616,8 +707,44 @@ class World:
             said = self.approvals[number].status
             outcome = "approved" if said == "consumed" else said
             # What is pending when the run ends is withdrawn without a word.
+            if ask.superseded and said in ("withdrawn", "rejected", "expired"):
+                continue  # it was decided before the run was reopened, and no worker had read that
             if outcome != ask.outcome and number not in unread_calls and not (outcome == "withdrawn" and ask.pending):
                 raise Violation(f"the approval of call {number} is {said}, and the journal says {ask.outcome} (G1)")
+
+    def _check_effects(self) -> None:
+        """What the agent asks for once happens once, however often people reopen the run (T35). Each call here has arguments of its own."""
+        times: dict[tuple[str, str], int] = {}
+        for number, call in self.journal.state.calls.items():
+            service = self.services.get(number)
+            done = (number in self.written) + (0 if service is None else service.done)
+            if done:
+                asked = self.asked_for(call)
+                times[asked] = times.get(asked, 0) + done
+        twice = [asked for asked, done in times.items() if done > 1]
+        if twice:
+            raise Violation(f"{twice[0]} has happened twice, under several numbers (T35)")
+
+    def asked_for(self, call: CallState) -> tuple[str, str]:
+        """The tool and the arguments as the agent gave them."""
+        body = self.journal.events[call.first_seq - 1].body
+        assert isinstance(body, ToolCallInitiated | ToolCallProposed), body
+        assert body.args is not None, body
+        return call.tool, codec.decode(body.args.inline or b"")["what"]
+
+    def _check_told(self, output: list[str]) -> None:
+        """The agent has learned what came of its own calls, and has heard each signal once and in order."""
+        state = self.journal.state
+        heard = [one.partition("=")[2] for one in output if one.startswith("heard=")]
+        sent = [event.body for event in self.journal.events if isinstance(event.body, SignalReceived)]
+        if heard != [codec.decode(body.payload.inline or b"") for body in sent][: len(heard)]:
+            raise Violation(f"the agent has heard {heard} (T35)")
+        for one in output:
+            name, _, result = one.partition("=")
+            if result.startswith("receipt "):
+                call = state.calls[int(result.split()[1])]
+                if "/".join(self.asked_for(call)) != name:
+                    raise Violation(f"{name} has the result of {self.asked_for(call)} (T35)")
 
     def _check_call(self, call: CallState, service: Service | None) -> None:
         done = 0 if service is None else service.done

@@ -93,6 +93,16 @@ BOUNDARIES = (
     Case("lease renewal", _BOUNDARY, quick="sqlite-keyed_reconcile-renew-half-1"),
     Case("terminal commit", (*_BOUNDARY, *_TOLD), quick="sqlite-transaction-end-half-1"),
     Case(
+        "run reopened",
+        _in(
+            "crash/test_reopened_killed.py",
+            "a_person_who_is_killed_while_reopening_a_run_has_reopened_it_or_has_not",
+            "killed_after_a_rewind_the_run_goes_on_and_makes_no_call_again",
+            "a_call_in_doubt_stays_in_doubt_when_the_run_goes_back_behind_it",
+        ),
+        quick="postgres-half",
+    ),
+    Case(
         "checkpoint",
         (
             *_in("unit/test_store_open.py", "a_checkpoint_that_was_killed_in_the_middle_leaves_a_journal_of_ours"),

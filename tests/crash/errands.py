@@ -110,3 +110,14 @@ async def errand(run: Run, kind: str, nap_s: float) -> dict[str, str]:
         receipt = f"failed: {failed.message}"
     await asyncio.sleep(nap_s)
     return {"before": before, "receipt": receipt, "after": await look("after")}
+
+
+@agent(version="1")
+async def mishap(run: Run, kind: str) -> dict[str, str]:
+    """A look, the call under test, a look; and a bug, until it is fixed."""
+    before = await look("before")
+    receipt = await TOOLS[kind](ORDER)
+    after = await look("after")
+    if not Ledger.here().path.with_suffix(".fixed").exists():
+        raise ValueError("a bug")
+    return {"before": before, "receipt": receipt, "after": after}

@@ -187,6 +187,7 @@ class Fate:
         self.wrap(SqlStore, "transact", lambda head, _: self._of_batch([head]))
         self.wrap(Drive, "_start", lambda begin, *_: {"start"} if self.tool in (begin.tool.name, ANY) else set())
         self.wrap(SqlStore, "decide", lambda *_, **__: {"decide"})
+        self.wrap(SqlStore, "reopen", lambda *_, **__: {"reopen"})
         for store in (SqlStore, PostgresStore):
             self.wrap(store, "post", lambda *_, **__: {"post"})
         self.wrap(SqlStore, "notice_done", lambda *_: {"told"})

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash import fate
-from tests.crash.victims import Shifted, prepare, tell
+from tests.crash.victims import AGENTS, Shifted, prepare, tell
 
 from perdure import Budget, Perdure
-from perdure.errors import Conflict, PerdureError, RunEnded, StoreError
+from perdure.errors import AlreadyRunning, Conflict, PerdureError, RunEnded, StoreError
 from perdure.store.api import ApprovalFilter
 
 
@@ -40,6 +40,28 @@ async def _decide(app: Perdure, approval: str, granted: bool, by: str) -> str:
     except (Conflict, RunEnded, StoreError) as refused:
         return type(refused).__name__
     return "counted"
+
+
+def reopen(
+    folder: str, report: str, run_id: str, to: int | None = None, by: str = "ann", die: Sequence[Any] = (), barrier: str = "", mine: int = 0
+) -> None:
+    """Retry the run, or rewind it to this event; what came of it."""
+    url, chosen = prepare(folder)
+    if die:
+        fate.seal(die)
+
+    async def main() -> None:
+        async with Perdure(url, agents=AGENTS.values(), settings=chosen) as app:
+            if barrier:
+                Barrier(barrier, mine).meet(1)
+            try:
+                await (app.retry(run_id, by=by) if to is None else app.rewind(run_id, to, by=by))
+            except (Conflict, AlreadyRunning) as refused:
+                tell(report, answer=type(refused).__name__)
+            else:
+                tell(report, answer="done")
+
+    asyncio.run(main())
 
 
 class Barrier:

@@ -445,3 +445,29 @@ def test_its_process_ends_with_the_last_worker_that_has_used_it_and_not_with_the
             assert len({line["pid"] for line in stdio.ledger("search")}) == 2
 
     run(main())
+
+
+def test_after_a_retry_the_calls_of_a_server_are_not_made_again(warehouse, tmp_path):
+    server = warehouse.server()
+    bug = [True]
+
+    @agent(version="1")
+    async def shop(run: Run) -> Any:
+        tools = {tool.name: tool for tool in await server.toolset(run)}
+        stored = await tools["put"](name="a", value=3)
+        deleted = await server.call("delete", name="a")
+        if bug:
+            raise ValueError("a bug")
+        return [stored, deleted]
+
+    async def main() -> None:
+        async with app_on(tmp_path, shop) as app:
+            await app.start(shop, id="r")
+            assert (await app.drive("r")).status == "failed"
+            bug.clear()
+            await app.rewind("r", 2)  # to before all calls: each of them is made again, and has its recorded result
+            assert (await app.drive("r")).status == "succeeded"
+            assert await app.handle("r").result() == [{"a": 3}, {"result": "deleted a"}]
+            assert len(warehouse.ledger("put")) == len(warehouse.ledger("delete")) == 1
+
+    run(main())

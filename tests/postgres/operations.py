@@ -10,10 +10,11 @@ from tests.conformance.suite import new_run
 from tests.conformance.suite_waiting import NOW, SECOND, Hand, asking, child, found, hold, payload, vote
 from tests.postgres.tools import rows, value
 
-from perdure.core.events import RunCancelled, RunReleased, RunSucceeded, SignalReceived, ThoughtRecorded
+from perdure.core.events import Failure, RunCancelled, RunFailed, RunReleased, RunReopened, RunSucceeded, SignalReceived, ThoughtRecorded
 from perdure.core.rate import Rate
+from perdure.errors import Conflict
 from perdure.settings import Queue
-from perdure.store.api import Append, Committed, RowChange, Served, Store
+from perdure.store.api import Append, Committed, Reopen, RowChange, Served, Store
 
 COMMIT, ONE, MANY = "^COMMIT$", "^WITH moved AS", "^WITH given AS"
 CREATE, CLAIM, SIGNAL = "^WITH made AS", "^WITH served AS", "^WITH seen AS"  # each in one statement, where there is nothing to weigh
@@ -252,6 +253,24 @@ def decision(store: Store, name: str, url: str) -> PREPARED:
         assert asked.voters == ("ann",)
 
     return lambda: vote(store, f"ap-{name}", "ann"), check
+
+
+@operation(COMMIT)
+def reopening(store: Store, name: str, url: str) -> PREPARED:
+    hold(store, name).write(RunFailed(Failure("error", "E", "x")), row=RowChange("failed"))
+    plan = Reopen(name, found(store, name).seq, [(RunReopened("ann", 2), None, uuid.uuid4().hex)])
+
+    def do() -> None:
+        try:
+            store.reopen([plan], now=NOW)
+        except Conflict:  # the first try was not acknowledged, and has happened
+            assert found(store, name).status == "queued"
+
+    def check() -> None:
+        assert types(store, name).count("run_reopened") == 1
+        assert found(store, name).status == "queued"
+
+    return do, check
 
 
 @operation(COMMIT)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from tests.unit.approval_tools import check_replay
 from tests.unit.drive_tools import SETTINGS, local, run, status_of, until
 
 from perdure import Perdure, Run, Settings, agent, tool
@@ -188,3 +189,25 @@ def test_a_kept_machine_is_used_only_at_its_own_place_in_the_journal() -> None:
     assert not goes_on_from(parked, [])  # the journal is shorter: it was restored from a backup
     assert not goes_on_from(parked, [event(7, RunReleased("waiting", "a signal"), "11" * 16), event(8, claim)])  # written anew
     assert not goes_on_from(parked, [released, event(8, claim), event(9, released.body), event(10, claim)])  # type: ignore[arg-type]
+
+
+def test_a_kept_machine_does_not_go_on_after_a_person_has_reopened_its_run(tmp_path: Path) -> None:
+    """The worker has the machine in its memory, and nobody else has driven the run: still its agent goes back."""
+
+    async def main() -> None:
+        async with Perdure(f"sqlite:///{tmp_path / 'db'}", [adder], settings=KEEPING) as app:
+            await app.start(adder, 2, id="r")
+            await app.signal("r", "more", 1)
+            await app.drive("r", wait=False)
+            await app.rewind("r", 2)
+            before = begun["r"]
+            await app.drive("r", wait=False)
+            types = [event.type for event in app.store.read("r")]
+            assert begun["r"] == before + 1, "the agent has not gone back"
+            assert (types.count("tool_call_initiated"), types.count("call_requested_again")) == (1, 1)
+            await app.signal("r", "more", 2)
+            await app.drive("r", wait=False)
+            assert await app.handle("r").result() == 3
+            check_replay(app, adder)
+
+    run(main())

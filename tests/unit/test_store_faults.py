@@ -14,9 +14,9 @@ import pytest
 from tests.conformance.suite import AT_ONCE_US, LEASE_US, T0, Held, found, hold_one, new_run, post, serving
 from tests.unit.store_tools import FaultyDisk, raw
 
-from perdure.core.events import ThoughtRecorded
-from perdure.errors import StoreCorrupt, StoreUnavailable
-from perdure.store.api import Committed, Refused, RowChange
+from perdure.core.events import Failure, RunFailed, RunReopened, ThoughtRecorded
+from perdure.errors import Conflict, StoreCorrupt, StoreUnavailable
+from perdure.store.api import Committed, Refused, Reopen, RowChange
 from perdure.store.open import open_store
 from perdure.store.sqlite.store import SqliteStore
 
@@ -100,6 +100,26 @@ def test_a_claim_and_a_post_whose_commit_reported_an_error_are_found(store: Sqli
         assert store._database._writer is not None
         store._database._writer.set_wal_hook(lambda *_: apsw.SQLITE_IOERR)
         assert post(store, "r") is expected
+
+
+def test_a_reopening_whose_commit_reported_an_error_is_found_or_has_not_happened(store: SqliteStore, disk: FaultyDisk) -> None:
+    held = hold_one(store, "r")
+    failed = RunFailed(Failure("error", "E", "x"))
+    assert store.append([held.append(failed, row=RowChange("failed"))]) == [Committed()]
+    plan = Reopen("r", 3, [(RunReopened("ann", 2), None, "a" * 32)])
+    disk.fail_syncs = 1
+    with pytest.raises(StoreUnavailable):
+        store.reopen([plan], now=T0)
+    assert len(store.read("r")) == 3
+    assert store._database._writer is not None
+    store._database._writer.set_wal_hook(lambda *_: apsw.SQLITE_IOERR)  # the commit takes effect, and reports an error
+    store.reopen([plan], now=T0)
+    assert store.read("r")[-1].event_id == "a" * 32
+    row = store.get("r")
+    assert row is not None
+    assert row.status == "queued"
+    with pytest.raises(Conflict):
+        store.reopen([plan], now=T0)
 
 
 def test_when_another_worker_has_taken_the_run_meanwhile_the_append_is_refused(

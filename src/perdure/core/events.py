@@ -418,6 +418,17 @@ class RunRequeued(Body, frozen=True, tag="run_requeued"):
     note: str | None = None
 
 
+class Unsettled(Struct, frozen=True, gc=False, omit_defaults=True):
+    """A call that was in doubt or under way when its run was ended by force, or when the call was superseded.
+
+    `usage`: what the call may have cost.
+    """
+
+    call: int
+    attempt: int
+    usage: Usage
+
+
 class RunReopened(Body, frozen=True, tag="run_reopened"):
     """A person let the run go on from an earlier point: the events between `back_to` and this event are superseded.
 
@@ -433,6 +444,9 @@ class RunReopened(Body, frozen=True, tag="run_reopened"):
     children: tuple[int, ...] = ()  # calls whose children failed after `back_to`: the same commit reopens these children
     withdrawn: tuple[int, ...] = ()  # approvals that this event withdraws: the agent no longer waits for them
     fresh: bool = False  # `read` calls and requests to models are made again, instead of reusing their results
+    # Superseded calls that may have happened, and what they may have cost: it is charged, for the agent may never make
+    # these calls again.
+    unsettled: tuple[Unsettled, ...] = ()
 
 
 class CallRequestedAgain(Body, frozen=True, tag="call_requested_again"):
@@ -456,14 +470,6 @@ class RunSucceeded(Body, frozen=True, tag="run_succeeded"):
 
 class RunFailed(Body, frozen=True, tag="run_failed"):
     failure: Failure
-
-
-class Unsettled(Struct, frozen=True, gc=False, omit_defaults=True):
-    """A call that was in doubt or under way when its run was ended by force. `usage`: what the call may have cost."""
-
-    call: int
-    attempt: int
-    usage: Usage
 
 
 class RunCancelled(Body, frozen=True, tag="run_cancelled"):

@@ -132,13 +132,23 @@ class Earlier(Struct, frozen=True):
 
     last: int = 0  # the highest number of a call before the run was reopened
     requests: dict[int, Event] = {}  # number → the event that requested the call first
-    outcomes: dict[int, list[Event]] = {}  # number → the events that brought the outcome of the call, if it has one
+    outcomes: dict[
+        int, list[Event]
+    ] = {}  # number → the events that brought the outcome of the call, if it has one, and the edit of its arguments
+
+    def keep(self, event: Event) -> None:
+        """Keep an event about one of these calls until the agent makes the call again."""
+        assert event.call is not None
+        of_tool = isinstance(self.requests[event.call].body, ToolCallInitiated | ToolCallProposed)
+        _add_outcome(self.outcomes, event, of_tool=of_tool)
 
 
 class Branch(Struct, frozen=True):
     """A `run_reopened` that the agent knows."""
 
-    at: int  # the first activation whose statements are superseded: there the agent may ask for something else
+    # The last activation with statements that are kept. After it, the agent may ask for something else.
+    stated: int
+    at: int  # the first activation whose statements are superseded
     reopened: int  # the seq of the `run_reopened`
     after: int  # the seq of the last event of its commit
     earlier: Earlier
@@ -162,20 +172,29 @@ def history(events: Sequence[Event]) -> History:
     requests: dict[int, Event] = {}
     stated: list[Event] = []  # every statement so far, also superseded ones
     sources: dict[int, Event] = {}
+    again: set[int | None] = set()  # the superseded calls that the agent has made again since the last `run_reopened`
     for place, event in enumerate(events):
         body = event.body
         if type(body) is RunReopened:
             del kept[bisect_right(kept, body.back_to, key=_seq) :]
             branches = [branch for branch in branches if branch.reopened <= body.back_to]
             known = {one.seq for one in kept}
-            causes = (one.cause for one in stated if one.seq not in known and one.cause in known)
-            first = min((cause for cause in causes if cause is not None), default=event.seq)
-            branches.append(Branch(first, event.seq, _end_of_commit(events, place), _earlier(state, kept, requests, events[:place])))
+            last = max((one.cause or 0 for one in stated if one.seq in known), default=0)
+            first = min((one.cause for one in stated if one.cause in known and one.cause > last), default=event.seq)
+            again = set()
+            earlier = _earlier(state, kept, requests, events[:place])
+            branches.append(Branch(last, first, event.seq, _end_of_commit(events, place), earlier))
         state.apply(event)
+        if branches and event.call in branches[-1].earlier.requests and event.call not in again and type(body) is not CallRequestedAgain:
+            # The agent has not made this superseded call again: what becomes of the call is kept for that moment.
+            branches[-1].earlier.keep(event)
+            continue
         kept.append(event)
         if is_stated(event):
             stated.append(event)
-            if event.call is not None and type(body) is not CallRequestedAgain:
+            if type(body) is CallRequestedAgain:
+                again.add(event.call)
+            elif event.call is not None:
                 requests[event.call] = event
         elif type(body) is OutcomeReused:
             sources[body.of] = events[body.of - 1]
@@ -189,9 +208,8 @@ def _seq(event: Event) -> int:
 def _end_of_commit(events: Sequence[Event], place: int) -> int:
     """The seq of the last event that was written together with the `run_reopened` at this place."""
     reopened = events[place].seq
-    while (
-        place + 1 < len(events) and isinstance(events[place + 1].body, OutcomeReused | RunAdopted) and events[place + 1].cause == reopened
-    ):
+    beside = (OutcomeReused, RunAdopted, ChildFinished)
+    while place + 1 < len(events) and isinstance(events[place + 1].body, beside) and events[place + 1].cause == reopened:
         place += 1
     return events[place].seq
 
@@ -201,16 +219,23 @@ def _earlier(state: RunState, kept: Sequence[Event], requests: dict[int, Event],
     again = {number: event for number, event in requests.items() if number not in asked and _is_the_same(state, number)}
     outcomes: dict[int, list[Event]] = {}
     for event in events:
-        number = event.call
-        if number not in again or number is None:
-            continue
+        if event.call in again:
+            _add_outcome(outcomes, event, of_tool=event.call in state.calls)
+    for number in again:
         call = state.calls.get(number)
-        if ends_wait(event, of_tool=call is not None):
-            before = [one for one in outcomes.get(number, ()) if isinstance(one.body, ApprovalDecided)]
-            outcomes[number] = [*before, event]  # a call that was attempted again has several ends: the last one counts
-        elif isinstance(event.body, ApprovalDecided) and event.body.input is not None:
-            outcomes[number] = [event]  # a person edited the arguments, and the agent learns that
+        if number in outcomes and call is not None and not call.ended:  # it was attempted again since, and has no outcome yet
+            outcomes[number] = [one for one in outcomes[number] if isinstance(one.body, ApprovalDecided)]
     return Earlier(state.numbers, again, outcomes)
+
+
+def _add_outcome(outcomes: dict[int, list[Event]], event: Event, *, of_tool: bool) -> None:
+    """Add the event to the outcome of its call, if it belongs to that."""
+    assert event.call is not None
+    edits = [one for one in outcomes.get(event.call, ()) if isinstance(one.body, ApprovalDecided)]
+    if ends_wait(event, of_tool=of_tool):
+        outcomes[event.call] = [*edits, event]  # a call that was attempted again has several ends: the last one counts
+    elif isinstance(event.body, ApprovalDecided) and event.body.input is not None:
+        outcomes[event.call] = [event]  # a person edited the arguments, and the agent learns that
 
 
 def _is_the_same(state: RunState, number: int) -> bool:

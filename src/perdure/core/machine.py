@@ -278,7 +278,7 @@ class Machine:
         number = event.call
         if number is None or number in self._open or number not in self.earlier.requests:
             return False
-        self.earlier.outcomes[number] = [event]
+        self.earlier.keep(event)
         return True
 
     @property

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -27,8 +28,10 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.core.history import History, ends_wait, history, is_stated
-from perdure.core.state import CallState, RunState, fold, is_certain_end, is_repeatable
+from perdure.core.state import CallState, RunState, fold, is_certain_end, is_repeatable, unsettled
 from perdure.errors import Conflict, InvalidInput
+
+_NONE: Mapping[int, ChildFinished] = MappingProxyType({})
 
 
 class Reopening(Struct, frozen=True):
@@ -44,14 +47,25 @@ class Reopening(Struct, frozen=True):
     children: Sequence[str]  # ids of the children that have to be reopened in the same commit
 
 
-def reopening(events: Sequence[Event], back_to: int, *, by: str, reason: str | None = None, fresh: bool = False) -> Reopening:
-    """The events that let the run go back to the event `back_to`.
+def reopening(
+    events: Sequence[Event],
+    back_to: int,
+    *,
+    by: str,
+    reason: str | None = None,
+    fresh: bool = False,
+    ended: Mapping[int, ChildFinished] = _NONE,
+    state: RunState | None = None,
+) -> Reopening:
+    """The events that let the run go back to the event `back_to`. `state`: the fold of `events`, if the caller has it.
+
+    `ended`: call → the end of a child about which the run was not told, because the run was ended by force before.
 
     Conflict or InvalidInput if the run cannot go back there: the error says why, and to which events it can go back.
     """
-    past, state = history(events), fold(events)
+    past, state = history(events), state or fold(events)
     assert state.created is not None
-    _check(past, state, back_to)
+    _check(past, state, back_to, ended)
     place = _place(past.events, back_to)
     kept, dropped = past.events[:place], past.events[place:]
     asked = _asked(kept)
@@ -75,6 +89,12 @@ def reopening(events: Sequence[Event], back_to: int, *, by: str, reason: str | N
                 reused.append(event)
         elif number in waiting and isinstance(source.body, ApprovalDecided):
             reused.append(event)  # granted: the agent learns whether its arguments were edited
+    told: list[tuple[AnyBody, int | None]] = []
+    for number, end in sorted(ended.items()):
+        if number in waiting and end.status != "succeeded":
+            children.append(number)
+        else:
+            told.append((end, number))
     lost = sorted(_lost_approvals(state) & asked & waiting)
     if lost:
         request = state.asks[lost[0]]
@@ -82,12 +102,13 @@ def reopening(events: Sequence[Event], back_to: int, *, by: str, reason: str | N
             f"{_cannot(state, back_to)}: the approval of call {lost[0]} was withdrawn when the run ended; go back to before event {request.asked_seq}"
         )
     withdrawn = sorted(number for number, ask in state.asks.items() if number not in asked and _is_usable(ask.outcome, number, state))
-    body = RunReopened(by, back_to, reason, tuple(again), tuple(children), tuple(withdrawn), fresh)
+    charged = unsettled(call for call in state.open.values() if call.asked_seq > back_to)
+    body = RunReopened(by, back_to, reason, tuple(again), tuple(children), tuple(withdrawn), fresh, charged)
     return Reopening(
         state.created.run_id,
         back_to,
         state.seq,
-        [(body, None), *((OutcomeReused(_source(event, past).seq), event.call) for event in reused)],
+        [(body, None), *((OutcomeReused(_source(event, past).seq), event.call) for event in reused), *told],
         kept=[call for number, call in sorted(state.calls.items()) if number in asked and call.phase == "completed"],
         again=[state.calls[number] for number in again],
         superseded=[call for number, call in sorted(state.calls.items()) if number not in asked and call.begun],
@@ -95,15 +116,15 @@ def reopening(events: Sequence[Event], back_to: int, *, by: str, reason: str | N
     )
 
 
-def retry_point(events: Sequence[Event]) -> int:
-    """The event to which a retry of a failed or cancelled run goes back.
+def retry_point(events: Sequence[Event], state: RunState | None = None) -> int:
+    """The event to which a retry of a failed or cancelled run goes back. `state`: as for `reopening`.
 
     If calls failed and the run failed because of them: to before these failures, so that the calls are attempted again.
     If the agent failed: to the last event that it knew before, so that its next step is taken again. If the run was
     cancelled: to before the cancel. Conflict if the agent has reacted to the failure or to the cancel with calls that
     have an effect (it may have cleaned up): then a person has to say the event.
     """
-    past, state = history(events), fold(events)
+    past, state = history(events), state or fold(events)
     assert state.created is not None
     end = past.events[-1]
     requests = [event for event in past.events if event.call is not None and is_stated(event)]
@@ -127,7 +148,8 @@ def retry_point(events: Sequence[Event]) -> int:
 
 def _before_failure(past: History, state: RunState, requests: Sequence[Event], end: Event) -> int:
     failures = [event for event in past.events if event.call is not None and _is_failure(_source(event, past))]
-    last_request = max((event.seq for event in requests), default=0)
+    # A request may be recorded after a failure that the agent did not know yet. So its cause is what counts.
+    last_request = max((event.cause or 0 for event in requests), default=0)
     failed = [event for event in failures if event.seq > last_request]
     if not failed and failures and _is_of_call(end):
         _check_nothing_since(state, requests, failures[-1], f"the failure of call {failures[-1].call}")
@@ -147,9 +169,10 @@ def _before_failure(past: History, state: RunState, requests: Sequence[Event], e
 
 
 def _check_nothing_since(state: RunState, requests: Sequence[Event], since: Event, what: str) -> None:
-    later = [state.calls.get(event.call or 0) for event in requests if event.seq > since.seq]
-    done = [call for call in later if call is not None and call.begun and call.effect != "read"]
-    if done or any(event.seq > since.seq and event.call in state.children for event in requests):
+    later = [event.call or 0 for event in requests if (event.cause or 0) >= since.seq]
+    done = [state.calls[number] for number in later if number in state.calls]
+    done = [call for call in done if call.begun and call.effect != "read"]
+    if done or any(number in state.children for number in later):
         assert state.created is not None
         names = ", ".join(f"call {call.number} ({call.tool})" for call in done[:3]) or "a child"
         raise Conflict(
@@ -227,7 +250,7 @@ def _cannot(state: RunState, back_to: int) -> str:
     return f"run {state.created.run_id} cannot go back to event {back_to}"
 
 
-def _check(past: History, state: RunState, back_to: int) -> None:
+def _check(past: History, state: RunState, back_to: int, ended: Mapping[int, ChildFinished]) -> None:
     assert state.created is not None
     run_id = state.created.run_id
     if state.status == "succeeded":
@@ -250,7 +273,7 @@ def _check(past: History, state: RunState, back_to: int) -> None:
         raise InvalidInput(
             f"{_cannot(state, back_to)}: the agent stated the events {first} to {last} at once; go back to event {cause} or {last}"
         )
-    alive = [child.run_id for child in state.alive.values() if child.asked_seq > back_to]
+    alive = [child.run_id for number, child in state.alive.items() if child.asked_seq > back_to and number not in ended]
     if alive:
         raise Conflict(f"{_cannot(state, back_to)}: its child {alive[0]} was started after that and has not ended; cancel it first")
 

@@ -192,7 +192,7 @@ def _replay(
         kind, seq = type(event.body), event.seq
         if until is not None and seq > until:
             return
-        while branches and seq >= branches[-1].at:
+        while branches and seq > branches[-1].stated:
             machine.reopen(branches.pop().earlier, load)
         source = event
         if kind in WAKES:

@@ -626,13 +626,14 @@ class RunCore:
                 self._pinned(tool)  # records an event if the tool has changed since this run first called it (T30)
         else:  # this worker has kept the machine since it parked the run: the tools are the same objects
             frontier = replay(self._machine, events, self._load, Frontier(self._asked, self._unwanted, []))
-        for number in [number for number in self._asked if number <= state.numbers and not state.is_open(number)]:
-            self._forget_arguments(number)
         open_before, known = list(state.open.values()), state.numbers
+        again = {command.number for _, command in frontier.pending if isinstance(command, Asked)}  # superseded calls, and new ones
+        for number in [number for number in self._asked if number <= known and number not in again and not state.is_open(number)]:
+            self._forget_arguments(number)
         yield from self._obey(frontier.pending)
         # The last worker was closing when the agent made these calls again.
-        for number in [number for number in self._machine.waits_for if number in self._machine.earlier.outcomes]:
-            if number <= known and not state.is_open(number):
+        for number in [number for number in self._machine.waits_for if number <= known and number not in again]:
+            if number not in self._machine.edits:
                 self._reuse_outcome(number, state.seq)
         yield from self._obey(())
         yield from self._read_answers()
@@ -789,18 +790,22 @@ class RunCore:
         call = state.calls.get(number)
         anew = state.fresh and call is not None and call.phase == "completed" and call.effect == "read"
         event = self._record(CallRequestedAgain(anew), call=number, cause=cause)
-        if not state.is_open(number):
-            self._reuse_outcome(number, event.seq)
-        elif call is not None and self.closing is None and number not in self._due and not self._is_busy(number):
+        self._reuse_outcome(number, event.seq)
+        if call is not None and number in state.open and self.closing is None and number not in self._due and not self._is_busy(number):
             yield from self._consider(call)
 
     def _reuse_outcome(self, number: int, cause: int) -> None:
-        """Record that the agent gets the outcome of a superseded call. It is delivered after the agent's commands."""
+        """Record that the agent gets the outcome of a superseded call. It is delivered after the agent's commands.
+
+        If the call is still open, the agent learns only how a person has edited its arguments.
+        """
         assert self._machine is not None
         if self.closing is not None:
             return  # nothing is delivered while the run is closing: the next worker does this
+        is_open = self.state.is_open(number)
         for source in self._machine.earlier.outcomes.get(number, ()):
-            self._refused.append((self._record(OutcomeReused(source.seq), call=number, cause=cause), source))
+            if not is_open or isinstance(source.body, ApprovalDecided):
+                self._refused.append((self._record(OutcomeReused(source.seq), call=number, cause=cause), source))
 
     def _propose(
         self, command: CallTool, cause: int, until: Literal["approval", "rate", "budget", "handover"], at: int | None = None
@@ -1314,7 +1319,7 @@ class RunCore:
             case ToolCallResolved() if row.call in state.calls and self._is_about(body, state.calls[row.call]):
                 yield from self._hear_of_resolution(state.calls[row.call], body, event_id)
             case ApprovalVoted() | ApprovalEscalated() | ApprovalDecided() | ApprovalExpired() | ApprovalWithdrawn() if (
-                row.call in state.asks
+                row.call in state.asks and state.asks[row.call].open  # a reopened run may have withdrawn it meanwhile
             ):
                 yield from self._hear_of_approval(state.asks[row.call], body, event_id)
             case ChildFinished() if row.call in state.alive:

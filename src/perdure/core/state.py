@@ -70,6 +70,7 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallProposed,
     ToolCallResolved,
+    Unsettled,
     Usage,
 )
 from perdure.core.events import Status as Status
@@ -231,10 +232,16 @@ class AskState(Struct, gc=False):
     escalated: bool = False
     settled_seq: int = 0
     settled_at: int = 0
+    superseded: bool = False  # withdrawn by a `run_reopened`: a decision that no worker had read stays in the row alone
 
     @property
     def pending(self) -> bool:
         return self.outcome is None
+
+    @property
+    def open(self) -> bool:
+        """May the approval still change? The grant of a call's approval may expire or be withdrawn before the call begins."""
+        return self.outcome is None or (self.outcome == "approved" and self.request.tool is not None)
 
 
 class ChildState(Struct, gc=False):
@@ -437,9 +444,12 @@ class RunState(Struct, gc=False, eq=False):
             if ask is None:
                 raise StoreCorrupt(f"{self._name()}: event {event.seq} withdraws an approval of call {number}, which has none")
             self._settle(ask, event, "withdrawn")
+            ask.superseded = True
+        for one in body.unsettled:
+            self._settle_cost(self._known(event, one.call), one.usage)
         for call in [call for call in self.open.values() if call.asked_seq > body.back_to]:
-            # A call that may have happened stays in doubt, and its possible cost stays reserved. Its worker may be
-            # alive: no claim of another worker has said otherwise.
+            # A call that may have happened stays in doubt. Its worker may be alive: no claim of another worker has
+            # said otherwise.
             del self.open[call.number]
             if call.phase == "started":
                 call.quiet_since, call.worker_may_live = event.ts, True
@@ -489,7 +499,7 @@ class RunState(Struct, gc=False, eq=False):
             self.asks[number] = self.pending[number] = AskState(number, body, event.seq, event.ts)
             return
         ask = self.asks.get(number)
-        if ask is None or (ask.outcome is not None and not (ask.outcome == "approved" and ask.request.tool is not None)):
+        if ask is None or not ask.open:
             raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is about call {number}, where no approval is open")
         match body:
             case ApprovalVoted():
@@ -736,6 +746,15 @@ def is_repeatable(call: CallState) -> bool:
 def is_certain_end(call: CallState) -> bool:
     """Did the failed call certainly happen? Then it is never attempted again: only its result cannot be recorded."""
     return call.failure is not None and call.failure.kind == "not_encodable"
+
+
+def unsettled(calls: Iterable[CallState]) -> tuple[Unsettled, ...]:
+    """Those of these calls that may have happened, and what each of them may have cost."""
+    return tuple(
+        Unsettled(call.number, call.attempt, call.may_cost)
+        for call in calls
+        if call.may_cost is not None and call.effect != "transaction"  # a transaction without a result did not happen
+    )
 
 
 def _unsettled(call: CallState, doubt: ToolCallInDoubt) -> Usage | None:

@@ -171,6 +171,8 @@ def _is_ahead(store: Reading, row: RunRow, state: RunState, found: ApprovalRow, 
 
 def _standing_problem(ask: AskState, found: ApprovalRow, status: str) -> str | None:
     standing = found.standing
+    if ask.superseded and standing.status in ("withdrawn", "rejected", "expired"):
+        return None  # when the run was reopened, a vote or a decision was unread: it is in the row alone
     if standing.status != status:
         by = f" by {standing.settled_by}" if standing.settled_by else ""
         said = "has no decision" if ask.pending else f"says {ask.outcome}" + (" and used up" if status == "consumed" else "")

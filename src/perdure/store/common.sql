@@ -89,7 +89,8 @@ UPDATE perdure_approvals SET status = 'withdrawn', settled_at = :ts WHERE run = 
 
 -- name: withdraw_approval_of_call
 -- The run was reopened, and its agent no longer waits for this approval.
-UPDATE perdure_approvals SET status = 'withdrawn', settled_at = :ts WHERE run = :run AND call = :call AND status IN ('pending', 'approved')
+UPDATE perdure_approvals SET status = 'withdrawn', settled_by = NULL, note = NULL, settled_at = :ts
+WHERE run = :run AND call = :call AND status IN ('pending', 'approved')
 
 -- name: change_approval
 UPDATE perdure_approvals SET status = :status, deciders = :deciders, expires_at = :expires_at, escalated = :escalated, voters = :voters,

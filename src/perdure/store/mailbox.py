@@ -13,11 +13,13 @@ from perdure.core.budget import NOTHING, amounts_of
 from perdure.core.events import (
     AnyBody,
     BudgetRaised,
+    CancelRequested,
     Event,
     RunAdopted,
     RunCancelled,
     RunCreated,
     RunFailed,
+    RunPaused,
     RunReopened,
     RunSucceeded,
     SignalReceived,
@@ -33,7 +35,7 @@ from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
 from perdure.store.part import Means, Part
 from perdure.store.projections import Consequences
-from perdure.store.rows import check_not_ended, event_row, has_arrived, inbox_row, key_of, run_row
+from perdure.store.rows import body_or_none, check_not_ended, event_row, has_arrived, inbox_row, key_of, run_row
 
 _ERROR_CHARS = 500  # how much of an error message the run's row has; the journal has the whole message
 _STATUS: dict[type, Status] = {RunSucceeded: "succeeded", RunFailed: "failed", RunCancelled: "cancelled"}
@@ -147,16 +149,16 @@ class Mailbox(Part):
 
     def reopen(self, runs: Sequence[Reopen], *, now: int) -> None:
         def write(cursor: Cursor) -> None:
-            # Runs are locked from the oldest to the youngest: a child's id has more slashes than its parent's id.
-            for one in sorted(runs, key=lambda one: (one.run_id.count("/"), one.run_id)):
-                self._reopen(cursor, one, now)
+            # All runs are locked before any budget, and a parent before its child. That is the order of other writes.
+            ordered = sorted(runs, key=lambda one: (one.run_id.count("/"), one.run_id))
+            for one, found in [(one, cursor.one("run_to_change", (one.run_id,))) for one in ordered]:
+                self._reopen(cursor, one, found, now)
 
         # After a commit with unknown outcome, either all runs are reopened or none is: it is enough to look for one.
         self._database.write(write, lambda cursor, _: has_arrived(cursor, runs[0].run_id, runs[0].events[0][2]))
         self._bell.ring()
 
-    def _reopen(self, cursor: Cursor, one: Reopen, now: int) -> None:
-        found = cursor.one("run_to_change", (one.run_id,))
+    def _reopen(self, cursor: Cursor, one: Reopen, found: Row | None, now: int) -> None:
         if found is None:
             raise NotFound(f"there is no run {one.run_id}", hint="`perdure list` shows the runs")
         row, key = run_row(found), key_of(found)
@@ -178,6 +180,12 @@ class Mailbox(Part):
         assert isinstance(body, RunReopened), body
         for call in body.withdrawn:
             cursor.change("withdraw_approval_of_call", {"run": key, "call": call, "ts": now})
+        for one_call in body.unsettled:
+            limits.charge(cursor, key, Charge(reserved=NOTHING, spent=amounts_of(one_call.usage)))
+        for inbox_id, _, _, data in cursor.all("unread_of_run", (key,)):
+            # A cancel or a pause that no worker has read is as old as one that the run goes back behind.
+            if isinstance(body_or_none(data, f"inbox row {inbox_id} of run {one.run_id}"), CancelRequested | RunPaused):
+                cursor.change("consume_inbox", (inbox_id, key))
         if one.version is not None:
             queues.move(cursor, key, one.version)
 

@@ -37,10 +37,12 @@ from perdure.core.events import (
     Event,
     ModelCallCompleted,
     ModelCallInitiated,
+    OutcomeReused,
     SignalReceived,
     ToolCallCompleted,
     ToolCallResolved,
 )
+from perdure.core.history import history, is_stated
 from perdure.core.state import CallState, ChildState, fold
 from perdure.errors import InvalidInput
 from perdure.models.messages import Answer, Message, ToolResult, ToolUse, answer_of, check, request_of, shown_result
@@ -64,21 +66,25 @@ class _Conversation:
         self._events = events
         self._load = load
         self._state = fold(events)
-        self._asked = {event.call for event in events if isinstance(event.body, ModelCallInitiated)}
+        past = history(events)  # if the run was reopened, the agent does not know all events
+        self._known = [(event, past.sources[event.body.of] if isinstance(event.body, OutcomeReused) else event) for event in past.events]
+        self._requests = [event for event in past.events if event.call is not None and is_stated(event)]
+        self._models = {event.call for event in events if isinstance(event.body, ModelCallInitiated)}
         self._answered = {
             event.call: event for event in events if isinstance(event.body, ModelCallCompleted) and event.body.result is not None
         }
 
     def messages(self) -> list[Message]:
-        last = max((number for number in self._asked if number is not None), default=None)
-        if last is None:
+        last = next((event for event in reversed(self._requests) if event.call in self._models), None)
+        if last is None or last.call is None:
             return self._with_unheard(self._never_asked(), 0)
-        whole = prompt_deltas.unpack(last, self._packed, lambda number: msgspec.to_builtins(self._answer(number).message), self._text)
+        whole = prompt_deltas.unpack(last.call, self._packed, lambda number: msgspec.to_builtins(self._answer(number).message), self._text)
         messages = list(request_of(whole).messages)
-        answer = self._answered.get(last)
-        if answer is not None:
-            self._add(messages, self._answer(last), answer.seq)
-        return self._with_unheard(messages, self._cause(self._state.calls[last].first_seq))
+        answer = self._answered.get(last.call)
+        woke = next((event.seq for event, source in reversed(self._known) if source is answer), None)
+        if woke is not None:
+            self._add(messages, self._answer(last.call), woke)
+        return self._with_unheard(messages, last.cause or 0)
 
     def _never_asked(self) -> list[Message]:
         assert self._state.created is not None
@@ -105,14 +111,17 @@ class _Conversation:
 
         None if the journal has no decision about this answer: the run ended first, or the answer was final.
         """
-        bodies = (event.body for event in self._events[seq:] if event.cause == seq)
+        bodies = (event.body for event, _ in self._known if event.cause == seq)
         choice = next((body.choice for body in bodies if isinstance(body, DecisionMade)), None)
         return None if choice is None else codec.decode(self._load(choice))
 
     def _made(self, seq: int) -> list[CallState | ChildState]:
-        calls = [call for call in self._state.calls.values() if call.number not in self._asked and self._cause(call.first_seq) == seq]
-        children = [child for child in self._state.children.values() if self._cause(child.started_seq) == seq]
-        return sorted((*calls, *children), key=lambda made: made.number)
+        """The calls and children that the agent has requested after the answer in event `seq`, in order."""
+        state = self._state
+        numbers = [event.call or 0 for event in self._requests if event.cause == seq and event.call not in self._models]
+        return [
+            state.calls.get(number) or state.children[number] for number in numbers if number in state.calls or number in state.children
+        ]
 
     def _unmade(self, use: ToolUse, answer: Answer, chosen: list[str | None] | None) -> ToolResult:
         if use.name == FINAL_ANSWER and chosen is None and self._state.status == "succeeded":
@@ -173,12 +182,9 @@ class _Conversation:
 
     def _with_unheard(self, messages: list[Message], since: int) -> list[Message]:
         """The messages, plus the messages of people that arrived too late for the last request to the model."""
-        bodies = [event.body for event in self._events[since:] if isinstance(event.body, SignalReceived)]
+        bodies = [source.body for event, source in self._known if event.seq > since and isinstance(source.body, SignalReceived)]
         said = [spoken(codec.decode(self._load(body.payload))) for body in bodies if body.topic == MESSAGE_TOPIC]
         return messages + [one for one in said if one is not None]
-
-    def _cause(self, seq: int) -> int:
-        return self._events[seq - 1].cause or 0
 
     def _packed(self, number: int) -> bytes:
         args = self._state.calls[number].args
