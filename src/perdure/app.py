@@ -612,7 +612,13 @@ class Perdure:
         _check_flag(fresh, "fresh")
         who, why = known_name(by), words(reason, "reason")
         planner = Planner(
-            self.reading, self._agent, self.load, max_steps=self.settings.max_steps, now=self.clock.now(), new_id=self.clock.new_id
+            self.reading,
+            self._agent,
+            self.load,
+            max_steps=self.settings.max_steps,
+            max_asks=self.settings.reconcile_asks,
+            now=self.clock.now(),
+            new_id=self.clock.new_id,
         )
         plan = await self._asking.ask(lambda: planner.plan(run_id, to, by=who, reason=why, fresh=fresh, tenant=tenant))
         if not dry_run:

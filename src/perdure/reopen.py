@@ -16,13 +16,17 @@ from perdure import shell
 from perdure.agent import Agent
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunFailed, RunSucceeded, Usage
-from perdure.core.machine import AskApproval, CallTool, Command, Finish, StartChild, Succeeded
-from perdure.core.prompt_deltas import in_short
+from perdure.core.identity import undo_id, undone_by
+from perdure.core.machine import AskApproval, Asked, CallTool, Command, Failed, Finish, StartChild, Succeeded
+from perdure.core.prompt_deltas import in_short, is_request
 from perdure.core.reopen import reopening, retry_point
 from perdure.core.replay import Frontier
-from perdure.core.state import FINISHED, CallState, RunState, fold
+from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
 from perdure.engine.api import Reading, no_such_run
+from perdure.engine.local import sandbox
 from perdure.errors import AlreadyRunning, Conflict
+from perdure.inspect.branches import asked_in_all_branches
+from perdure.inspect.resuming import open_call_words
 from perdure.store.api import Reopen, RunRow
 
 
@@ -34,6 +38,7 @@ class ReopenedCall(Struct, frozen=True):
     effect: str
     state: str  # "completed", "failed", "in_doubt" …
     key: str
+    undo: bool | None = None  # has its tool a compensate hook? None: this code does not say
 
 
 class Reopened(Struct, frozen=True):
@@ -41,12 +46,14 @@ class Reopened(Struct, frozen=True):
 
     run_id: str
     back_to: int  # the event from which the run goes on
-    version: str  # the version of the agent's code that goes on with the run
+    before: str  # the version of the agent's code that has driven the run so far
+    version: str  # the version that goes on with the run
     kept: list[ReopenedCall]  # calls with a result that the agent keeps
     again: list[ReopenedCall]  # calls that failed: attempted again, or asked about if they may have happened
     # Calls that were made after `back_to`. If the agent makes one again, its recorded result is used. If not, its
     # effect stays.
     superseded: list[ReopenedCall]
+    open: list[str]  # calls without a result for which the agent waits: what becomes of each
     next: list[str]  # what the agent asks for first
     used: Usage  # what the run has used so far
     children: list[Reopened]  # the children that go on too
@@ -69,6 +76,7 @@ class Planner:
         load: Callable[[Payload], bytes],
         *,
         max_steps: int,
+        max_asks: int,
         now: int,
         new_id: Callable[[], str],
     ) -> None:
@@ -76,6 +84,7 @@ class Planner:
         self._agent_of = agent_of
         self._load = load
         self._max_steps = max_steps
+        self._max_asks = max_asks
         self._now = now
         self._new_id = new_id
 
@@ -97,6 +106,9 @@ class Planner:
         """
         row = self._row(run_id, tenant)
         row.check_live()
+        sandbox.guard()  # an agent must not do I/O, also while it is replayed
+        if (undone := undone_by(run_id)) is not None:
+            raise Conflict(f"run {run_id} is the undo of run {undone}, and is not reopened", hint=shell.command("undo", undone))
         if row.parent is not None:
             raise Conflict(
                 f"run {run_id} is a child of run {row.parent}, which has been told how it ended: reopen the parent, and its child goes on too",
@@ -117,11 +129,16 @@ class Planner:
     ) -> Reopened:
         if row.status == "running" or row.holder is not None:
             raise AlreadyRunning(f"run {row.run_id} is held by a worker", hint=f"pause it first: {shell.command('pause', row.run_id)}")
+        if self._reading.get(undo_id(row.run_id)) is not None:
+            # The journal still says that the calls have results, and the agent would rely on effects that are undone.
+            raise Conflict(
+                f"run {row.run_id} has been undone, or is being undone, by run {undo_id(row.run_id)}, so it cannot go on; start a new run"
+            )
         events = self._reading.read(row.run_id)
         state = fold(events)
         back_to = retry_point(events, state) if to is None else to
         found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=self._ended_meanwhile(state), state=state)
-        kept, again, superseded = ([_call(call) for call in calls] for calls in (found.kept, found.again, found.superseded))
+        kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes
         bodies = list(found.bodies)
         version = agent.version if agent.version != row.version else None
         if version is not None:
@@ -131,21 +148,29 @@ class Planner:
             state.apply(event)
         state.version = agent.version
         frontier = agent.replayed(state, [*events, *more], self._load, self._max_steps)
+        hooks = self._hooks(agent, state, [*events, *more]) if found.superseded else {}
         runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
             row.run_id,
             found.back_to,
+            row.version,
             agent.version,
             kept=kept,
             again=again,
-            superseded=superseded,
-            next=list(_next(frontier, state)),
+            superseded=[_call(call, hooks.get(call.number)) for call in found.superseded],
+            open=[open_call_words(call, frontier, state, max_asks=self._max_asks, now=self._now) for _, call in sorted(state.open.items())],
+            next=list(_next(frontier, state, fresh)),
             used=state.used,
             children=[
                 self._reopened(self._row(child), None, by, reason, fresh, self._agent_of_child(child, frontier, state), runs)
                 for child in found.children
             ],
         )
+
+    def _hooks(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, bool]:
+        """Call → has its tool a compensate hook in this code?"""
+        asked = asked_in_all_branches(agent, state, events, self._load, self._max_steps)
+        return {number: call.tool.compensator is not None for number, call in asked.items() if isinstance(call, CallTool)}
 
     def _agent_of_child(self, run_id: str, frontier: Frontier, state: RunState) -> Agent[Any, Any]:
         number = next(number for number, child in state.children.items() if child.run_id == run_id)
@@ -182,17 +207,34 @@ def _would_be(events: Sequence[Event], bodies: Sequence[tuple[AnyBody, int | Non
     ]
 
 
-def _call(call: CallState) -> ReopenedCall:
-    return ReopenedCall(call.number, call.tool, call.effect, call.phase, call.key)
+def _call(call: CallState, undo: bool | None = None) -> ReopenedCall:
+    effect = "model" if is_request(call.args) else call.effect
+    return ReopenedCall(call.number, call.tool, effect, call.phase, call.key, undo)
 
 
-def _next(frontier: Frontier, state: RunState) -> Iterator[str]:
+def _next(frontier: Frontier, state: RunState, fresh: bool) -> Iterator[str]:
     """What the agent asks for at the frontier, in words."""
     for _, command in frontier.pending:
         words = _words(command)
         if words is not None:
-            reused = getattr(command, "number", 0) <= state.numbers if not isinstance(command, Finish) else False
-            yield f"{words}: made before, its outcome is used again" if reused else words
+            if isinstance(command, Asked) and command.number <= state.numbers:
+                words = f"{words}: {_made_before(state.calls.get(command.number), fresh)}"
+            yield words
+
+
+def _made_before(call: CallState | None, fresh: bool) -> str:
+    """What becomes of a call that a superseded event has requested, and that the agent requests again."""
+    if call is None or (call.phase == "completed" and not (fresh and call.effect == "read")):
+        return "made before, its outcome is used again"
+    if call.phase == "completed":
+        return "made before, and made again"
+    if call.phase != "failed":
+        return "made before, and it may have happened: that is found out first"
+    if is_certain_end(call):
+        return "made before, its failure is used again"
+    return (
+        "failed before, and is attempted again" if is_repeatable(call) else "failed before, and may have happened: that is found out first"
+    )
 
 
 def _words(command: Command) -> str | None:
@@ -205,8 +247,10 @@ def _words(command: Command) -> str | None:
             return f"child {number}: {agent.name}({_short(args.decode('utf-8', 'replace'))})"
         case Finish(Succeeded()):
             return "the run succeeds"
+        case Finish(Failed(failure)):
+            return f"nothing: the run fails again with this code: {failure.type}: {_short(failure.message)}"
         case Finish():
-            return f"the run ends: {type(command.outcome).__name__.lower()}"
+            return "nothing: the run ends as cancelled"
         case _:
             return None
 

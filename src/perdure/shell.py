@@ -15,7 +15,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:@+-][A-Za-z0-9_./:@+=-]*")
 _WORD, _TARGET = r"[A-Za-z0-9_./:@+][A-Za-z0-9_./:@+=-]*+", r"[A-Za-z0-9_./:@+][A-Za-z0-9_./:@+=-]*\.py:\w+"
 # A command inside a sentence: the verb, and the arguments if they need no quotes.
 _COMMAND = re.compile(
-    r"\bperdure (?:(?:why|show|events|resume|replay|cancel|pause|unpause|undo|approve|reject|worker)"
+    r"\bperdure (?:(?:why|show|events|resume|replay|cancel|pause|unpause|undo|retry|rewind|approve|reject|worker)"
     rf"(?: {_WORD}(?: {_TARGET})?+|(?= [-']))|prune(?= --specimen )|(?:list|approvals|verify|migrate)\b)(?! [^;,`]*--url )"
 )
 

@@ -20,7 +20,7 @@ from perdure.control import Control
 from perdure.core import codec
 from perdure.core.approval import Vote
 from perdure.core.codec import Payload
-from perdure.core.events import ChildFinished, Effect, Event, RunCancelled, RunCreated
+from perdure.core.events import ChildFinished, Effect, Event, RunCreated
 from perdure.core.failures import IN_DOUBT_KINDS
 from perdure.core.identity import KEY_SCHEME, undo_id, undone_by
 from perdure.core.machine import Asked, CallTool, StartChild
@@ -31,6 +31,7 @@ from perdure.engine.api import AskReading, Engine, Reading, no_such_run
 from perdure.engine.clock import Clock
 from perdure.engine.local import sandbox
 from perdure.errors import Conflict, Diverged, InvalidInput, PerdureError, ResultNotEncodable, ToolFailed, UnknownAgent
+from perdure.inspect.branches import asked_in_all_branches
 from perdure.run import Run
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalFilter, NewRun, RunRow
@@ -159,32 +160,32 @@ class _Surveyor:
         self._reading = reading
         self._max_steps = max_steps
 
-    def deeds(self, run_id: str, agent: Agent[Any, Any]) -> list[_Found]:
-        """The effects of a run and its children, the last effect first.
+    def deeds(self, run_id: str, agent: Agent[Any, Any] | None) -> list[_Found]:
+        """The effects of a run and its children, the last effect first. None: this code does not have the agent.
 
         The position of a child is the event that recorded its end in the parent's journal. What the parent did after
-        that event is undone before the child.
+        that event is undone before the child. If the run was reopened, the effects of superseded calls count too.
         """
         events = self._reading.read(run_id)
         state = fold(events)
-        asked = self._asked(agent, state, events)
+        asked = {} if agent is None else self._asked(agent, state, events)
         found: list[tuple[int, list[_Found]]] = []
         undone = taken_back(state, self._load)
         settled = {*undone, *undone.values()}
         for call in state.calls.values():
             if call.number in settled:
                 continue
-            made = asked[call.number]
-            assert isinstance(made, CallTool), made
-            one = self._judge(run_id, call, made.tool)
+            # Only a superseded call can be missing: this code does not make it, nor another call of its tool.
+            made = asked.get(call.number)
+            one = self._judge(run_id, call, made.tool if isinstance(made, CallTool) else None)
             if one is not None:
                 found.append((call.last_seq, [one]))
         ended = {event.call: event.seq for event in events if isinstance(event.body, ChildFinished)}
         for child in state.children.values():
             self._require_end(run_id, child.run_id)
-            started = asked[child.number]
-            assert isinstance(started, StartChild), started
-            found.append((ended.get(child.number, _NEVER), self.deeds(child.run_id, started.agent)))
+            started = asked.get(child.number)
+            below = self.deeds(child.run_id, started.agent if isinstance(started, StartChild) else None)
+            found.append((ended.get(child.number, _NEVER), below))
         # Sort by seq and not by time: clocks may have been set back (T11).
         return [one for _, some in sorted(found, key=lambda item: item[0], reverse=True) for one in some]
 
@@ -198,11 +199,8 @@ class _Surveyor:
             )
 
     def _asked(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, Asked]:
-        last = events[-1].body
-        # If a person ended the run by force, the agent did not end it. So the replay leaves out the last event.
-        told = events[:-1] if isinstance(last, RunCancelled) and last.forced_by is not None else events
         try:
-            return agent.replayed(state, told, self._load, self._max_steps).calls
+            return asked_in_all_branches(agent, state, events, self._load, self._max_steps)
         except PerdureError as error:
             seq, call = (error.seq, error.call) if isinstance(error, Diverged) else (1, None)
             assert state.created is not None
@@ -212,7 +210,7 @@ class _Surveyor:
                 call=call,
             ) from error
 
-    def _judge(self, run_id: str, call: CallState, tool: Tool[..., Any]) -> _Found | None:
+    def _judge(self, run_id: str, call: CallState, tool: Tool[..., Any] | None) -> _Found | None:
         """The call, and the hook that undoes it. None if there is nothing to undo."""
         if call.effect == "read" or is_request(call.args):
             return None  # a request to a model changes nothing
@@ -236,8 +234,10 @@ class _Surveyor:
         return self._reading.blob(str(payload.blob)) if inline is None else inline
 
 
-def _hook(call: CallState, tool: Tool[..., Any], arguments: Any, result: Any) -> tuple[Tool[..., Any] | None, str | None]:
+def _hook(call: CallState, tool: Tool[..., Any] | None, arguments: Any, result: Any) -> tuple[Tool[..., Any] | None, str | None]:
     """The hook that undoes a completed call, or the reason why the call cannot be undone."""
+    if tool is None:
+        return None, "it was made before the run was reopened, and its tool is not in this code"
     hook = tool.compensation()
     if hook is None or tool.compensator is None:
         return None, "its tool has no compensate hook"

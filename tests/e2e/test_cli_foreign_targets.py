@@ -30,7 +30,14 @@ from perdure import Run, agent
 async def shop(run: Run, order: str) -> str:
     return order
 """
-VERBS = [("resume", "r"), ("replay", "r"), ("inspect", "r"), ("undo", "done", "--yes"), ("export", "r", "--test", "test_r.py")]
+VERBS = [
+    ("resume", "r"),
+    ("replay", "r"),
+    ("inspect", "r"),
+    ("rewind", "r", "--to", "2", "--yes"),
+    ("undo", "done", "--yes"),
+    ("export", "r", "--test", "test_r.py"),
+]
 
 
 @pytest.fixture

@@ -186,7 +186,10 @@ def test_show_tells_the_run_now_and_as_of_any_event(killed: Desk) -> None:
 def test_events_are_json_lines_with_the_tool_and_the_key_of_their_call(killed: Desk) -> None:
     events = killed.lines("events", "r")
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
-    assert all(set(event) == set("run_id seq event_id type ts call tool plan_step cause key epoch data hash".split()) for event in events)
+    assert all(
+        set(event) == set("run_id seq event_id type ts call tool plan_step cause superseded_by key epoch data hash".split())
+        for event in events
+    )
     completed = next(event for event in events if event["type"] == "tool_call_completed")
     assert (completed["call"], completed["tool"]) == (1, "lookup")
     assert re.fullmatch("[0-9a-f]{64}", completed["key"])

@@ -344,7 +344,7 @@ def test_migrate_makes_the_file_and_with_check_only_says_that_there_is_none(desk
 
 # -- other words --------------------------------------------------------------------------------------------------------------------
 ASKED_FOR = (
-    "lease checkpoint fork state history status retry effects time-travel heartbeat ps logs kill stop inspect abort rerun rollback".split()
+    "lease checkpoint fork state history status reset reopen effects time-travel heartbeat ps logs kill stop abort rerun rollback".split()
 )
 
 

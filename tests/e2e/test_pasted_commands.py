@@ -99,7 +99,17 @@ def said_about(folder: Path, ids: list[str], *options: str) -> list[str]:
     for run_id in ids:
         if re.search("/[2-9]", run_id):
             continue  # of several children one is enough
-        verbs = ("why", "show", "resume", "replay", "inspect", "unpause --add-usd 0.000001", "undo --yes")
+        verbs = (
+            "why",
+            "show",
+            "resume",
+            "replay",
+            "inspect",
+            "retry --dry-run",
+            "rewind --dry-run --to 2",
+            "unpause --add-usd 0.000001",
+            "undo --yes",
+        )
         said += [perdure(folder, *verb.split(), *options, "--", run_id) for verb in verbs]
         said.append(perdure(folder, "export", "--test", "test $(touch PWNED).py", *options, "--", run_id))
     return said

@@ -199,7 +199,7 @@ async def trip(run: Run, fails: bool) -> str:
     return "gone"
 
 
-def test_a_failed_run_with_effects_offers_to_take_them_back_and_to_begin_anew(tmp_path: Path) -> None:
+def test_a_failed_run_with_effects_offers_to_go_on_and_to_take_them_back(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
 
     async def drive(app: Perdure) -> None:
@@ -213,8 +213,8 @@ def test_a_failed_run_with_effects_offers_to_take_them_back_and_to_begin_anew(tm
     assert page.status == "failed"
     (undo,) = [step for step in page.next if step.command.startswith("perdure undo t")]
     assert "take back what it has changed (2 calls)" in undo.does
-    (again,) = [command for command in commands(page) if command.startswith("perdure run ")]
-    assert again.endswith(" --input 'JSON' --id NEW_ID --tenant acme --actor ann")
+    assert page.next[0].command == "perdure retry t"
+    assert page.next[0].does.startswith("take its last step again, with the code of now (mend it first); 2 calls with a result")
     assert commands(made(path, "well")) == ["perdure show well"]
 
 

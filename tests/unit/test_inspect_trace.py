@@ -226,7 +226,7 @@ def test_every_event_of_the_zoo_has_a_sentence_and_a_record(store: Store) -> Non
             assert said
             assert event.type not in said
             record = timeline.record(event, store.hash_at(row.run_id, event.seq))
-            assert list(record) == "run_id seq event_id type ts call tool plan_step cause key epoch data hash".split()
+            assert list(record) == "run_id seq event_id type ts call tool plan_step cause superseded_by key epoch data hash".split()
             assert (record["tool"] is None) == (record["key"] is None) == (event.call is None)
             assert codec.encode(record["data"]) == codec.encode(codec.decode(encode_body(event.body)))
     assert len(types) >= 17, sorted(types)

@@ -23,7 +23,7 @@ from perdure.store.open import open_store
 
 RUNS = ("done", "failed", "waiting", "doubt", "cancelled", "resolved", "queued")
 NO_HISTORY = {"nonce", "lost", "lost_with"}  # of the lease alone: nothing in the journal could say what they should be
-UNSEEN = {"parent_seq", "depth", "line", "ledger"}  # how the database finds its way; no row that it gives out has them
+UNSEEN = {"parent_seq", "depth", "line", "ledger", "reopened"}  # how the database finds its way; no row that it gives out has them
 
 
 @pytest.fixture(scope="module")

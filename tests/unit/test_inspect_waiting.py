@@ -274,7 +274,7 @@ def test_a_run_that_was_ended_by_force_says_who_and_what_stays_in_doubt(store: S
     assert page.sentence.endswith("by bob, without its agent: its code is gone; left open: 1 call")
     (doubt,) = page.in_doubt
     assert doubt.by_itself.startswith("nothing: the run has ended")
-    assert commands(page) == ["perdure show forced"]
+    assert commands(page) == ["perdure show forced", "perdure retry forced"]
 
 
 def test_a_run_that_shall_not_begin_yet_says_when_it_may(store: Store) -> None:

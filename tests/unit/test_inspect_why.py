@@ -82,7 +82,7 @@ def test_a_call_in_doubt_is_told_with_its_key_its_arguments_and_three_ways_to_se
     ("run_id", "sentence", "first"),
     [
         ("done", "succeeded at ", "perdure show done"),
-        ("failed", "failed at ", "perdure show failed"),
+        ("failed", "failed at ", "perdure retry failed"),
         ("cancelled", "cancelled by ann at ", "perdure show cancelled"),
         ("waiting", "waiting since ", "perdure show waiting"),
         ("queued", "queued for ", "perdure resume queued"),

@@ -37,6 +37,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "pause": ("perdure.cli.pause", "Stop a run at its next step, until it is unpaused."),
     "unpause": ("perdure.cli.unpause", "Continue a run that is paused, needs attention or is over its budget."),
     "cancel": ("perdure.cli.cancel", "Ask a run to stop."),
+    "retry": ("perdure.cli.retry", "Let runs that have failed or were cancelled go on, one or many."),
+    "rewind": ("perdure.cli.rewind", "Let a run go on from an earlier event of its journal."),
     "undo": ("perdure.cli.undo", "Undo the calls of a finished run whose tools have compensate hooks."),
     "replay": ("perdure.cli.replay", "Check recorded runs against this code."),
     "fork": ("perdure.cli.fork", "Rehearse a recorded run from any event on, without effects: what would it do?"),
@@ -64,9 +66,9 @@ _LIST, _EVENTS, _SHOW = "perdure list", "perdure events RUN", "perdure show RUN"
 _CANCEL = "perdure cancel RUN, or with --force without its agent; a worker drains after SIGTERM"
 _AT = "the state after any event: perdure show RUN --at SEQ; its lines and variables: perdure inspect RUN --at SEQ"
 _UNDO = "perdure undo RUN undoes what a finished run has done, as far as its tools say how"
-_ANEW = "a run that has ended stays so; begin another one: perdure run TARGET --id NEW_ID"
+_AGAIN = "perdure retry RUN lets a run go on that has failed or was cancelled; a run from the beginning: perdure run TARGET --id NEW_ID"
+_REWIND = "perdure rewind RUN --to SEQ lets a run go on from an earlier event"
 _WORKERS = "perdure list --workers shows the workers with their leases, and the queues"
-_RETRY = "a failed call is retried by its tool's Retry; a run that needs attention: perdure resume RUN; " + _ANEW
 OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("ps", "ls", "runs", "jobs", "workflows", "threads", "workflow", "thread"), f"{_LIST} shows the runs"),
     **dict.fromkeys(("status", "state", "describe", "get", "query"), f"{_SHOW} shows one run, {_LIST} all of them"),
@@ -76,18 +78,18 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("debug", "pdb", "stack", "locals", "breakpoint"), "perdure inspect RUN --at SEQ shows lines and variables; --pdb"),
     **dict.fromkeys(("effects", "calls", "steps", "activities"), f"{_SHOW} shows every call with its result"),
     **dict.fromkeys(("checkpoint", "checkpoints", "snapshot", "snapshots"), f"every step is recorded without a command; {_AT}"),
-    **dict.fromkeys(("time-travel", "timetravel", "rewind", "at"), _AT),
-    **dict.fromkeys(("branch", "clone"), f"perdure fork RUN --at SEQ rehearses a run from any event on; {_AT}; {_ANEW}"),
+    **dict.fromkeys(("time-travel", "timetravel", "at"), f"{_AT}; {_REWIND}"),
+    **dict.fromkeys(("reset", "reopen", "restore", "goto", "jump"), f"{_REWIND}, and perdure retry RUN from where it failed"),
+    **dict.fromkeys(("branch", "clone"), f"perdure fork RUN --at SEQ rehearses a run from any event on; {_REWIND}; {_AT}"),
     **dict.fromkeys(("compare", "delta"), "perdure diff RUN RUN"),
     **dict.fromkeys(
         ("simulate", "rehearse", "dry-run", "eval", "backtest"), "perdure fork RUN for one run, perdure whatif TARGET for many"
     ),
-    "reset": f"{_AT}; {_ANEW}",
     **dict.fromkeys(("lease", "leases", "heartbeat", "heartbeats", "workers", "queues", "queue"), _WORKERS),
     **dict.fromkeys(("kill", "stop", "abort", "terminate", "end"), _CANCEL),
     **dict.fromkeys(("rollback", "revert", "compensate", "saga"), _UNDO),
-    **dict.fromkeys(("retry", "requeue"), _RETRY),
-    **dict.fromkeys(("rerun", "restart"), _ANEW),
+    **dict.fromkeys(("rerun", "restart", "redo", "redrive", "again"), _AGAIN),
+    "requeue": "perdure retry RUN; a run that is paused or needs attention: perdure unpause RUN",
     **dict.fromkeys(
         ("start", "exec", "execute", "submit", "enqueue", "invoke"), "perdure run TARGET, with --detach for a worker to drive it"
     ),

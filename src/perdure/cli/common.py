@@ -295,6 +295,11 @@ def style(text: str, colour: str | None = None, *, bold: bool = False, dim: bool
     return click.style(text, fg=colour, bold=bold or None, dim=dim or None) if coloured() else text
 
 
+def struck(text: str, mark: str) -> str:
+    """The text struck through, if stdout shows styles; else the text with this mark after it."""
+    return click.style(text, strikethrough=True) if coloured() else text + mark
+
+
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print aligned columns on stdout. The text of the cells is cleaned here.
 
@@ -397,12 +402,12 @@ def _keep_stdout(_: click.Context, __: click.Parameter, as_json: bool) -> bool:
 
 def run_argument(function: F) -> F:
     """The argument RUN: the id of a run. The shell completes it from the database. The parameter is `run_id: str`."""
-    return click.argument("run_id", metavar="RUN", shell_complete=_complete_run)(function)
+    return click.argument("run_id", metavar="RUN", shell_complete=complete_run)(function)
 
 
 def optional_run_argument(function: F) -> F:
     """Like `run_argument`, but RUN may be left out. The parameter is `run_id: str | None`."""
-    return click.argument("run_id", metavar="[RUN]", required=False, shell_complete=_complete_run)(function)
+    return click.argument("run_id", metavar="[RUN]", required=False, shell_complete=complete_run)(function)
 
 
 def approval_argument(function: F) -> F:
@@ -496,7 +501,8 @@ def _complete_approval(ctx: click.Context, param: click.Parameter, incomplete: s
     return _complete(ctx, incomplete, lambda store: [row.approval for row in store.approvals(ApprovalFilter(limit=1000))])
 
 
-def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell: the ids of runs that begin with `incomplete`."""
     from perdure.store.api import Filter
 
     return _complete(ctx, incomplete, lambda store: [row.run_id for row in store.list(Filter(limit=1000))])

@@ -21,14 +21,13 @@ from perdure import shell
 from perdure.cli import common
 from perdure.cli.inbox import commands
 from perdure.cli.target import resume_command
-from perdure.core.decide import GiveUp, Park, Perform, Reconcile, Wait, decide
 from perdure.core.events import Event, RunCancelled, RunFailed, RunSucceeded
-from perdure.core.machine import CallTool
-from perdure.core.replay import Frontier
-from perdure.core.state import CallState, RunState, fold
+from perdure.core.state import fold
 from perdure.engine.api import Reading
 from perdure.errors import AlreadyRunning, Conflict, PerdureError, StoreCorrupt, StoreUnavailable, WrongVersion
+from perdure.inspect.branches import known_calls
 from perdure.inspect.replay import Different, Same, compare
+from perdure.inspect.resuming import open_call_words
 from perdure.inspect.text import clip, plural
 from perdure.inspect.view import begins_later
 from perdure.store.api import FINISHED, ApprovalFilter, RunRow, Served, WorkerRow
@@ -104,7 +103,7 @@ _SHOWN = frozenset(
     "model_call_initiated model_call_completed model_call_failed plan_generated "
     "status_reported thought_recorded decision_made cancel_requested attention_needed approval_requested approval_voted approval_decided "
     "approval_escalated approval_expired approval_withdrawn signal_received child_started child_finished run_paused run_unpaused "
-    "run_adopted pin_changed budget_exceeded budget_raised".split()
+    "run_adopted pin_changed budget_exceeded budget_raised run_reopened".split()
 )
 
 
@@ -183,9 +182,11 @@ def _resuming(app: Perdure, row: RunRow) -> str | None:
     state = fold(events)
     if state.started_seq is None:
         return "its agent begins: no line of it has run yet"
-    ended = [call.number for call in state.calls.values() if call.ended]
-    ended += [child.number for child in state.children.values() if child.ended is not None]
-    ended += [ask.number for ask in state.asks.values() if ask.request.tool is None and not ask.pending]
+    ended = {call.number for call in state.calls.values() if call.ended}
+    ended |= {child.number for child in state.children.values() if child.ended is not None}
+    ended |= {ask.number for ask in state.asks.values() if ask.request.tool is None and not ask.pending}
+    if state.reopened:
+        ended &= known_calls(events)
     kept = f"{plural(len(ended), 'call comes', 'calls come')} from the journal" if ended else "no call has a result yet"
     if (agent := app.versions.get(Served(row.agent, row.version))) is None:
         return None  # the drive refuses it
@@ -197,42 +198,10 @@ def _resuming(app: Perdure, row: RunRow) -> str | None:
         frontier = agent.replayed(state, events, app.load, app.settings.max_steps)
     except PerdureError:
         return None  # the code does not fit the journal: the drive says so, and stops
-    told = [_open_call(call, frontier, state, app) for call in list(state.open.values())[:SHOWN]]
+    now, asks = common.now_at(app.reading), app.settings.reconcile_asks
+    told = [open_call_words(call, frontier, state, max_asks=asks, now=now) for call in list(state.open.values())[:SHOWN]]
     more = f"; and {plural(len(state.open) - SHOWN, 'more call')}" if len(state.open) > SHOWN else ""
     return f"{kept}; {'; '.join(told)}{more}"
-
-
-def _open_call(call: CallState, frontier: Frontier, state: RunState, app: Perdure) -> str:
-    """What this process does about a call without a result, by the verdict of core/decide.py."""
-    name, asked = f"call {call.number} {call.tool}", frontier.calls.get(call.number)
-    if call.phase == "awaiting_approval":
-        return f"{name} waits for approval {call.approval}"
-    if call.phase == "approved":
-        return f"{name} is made: it was approved"
-    if not isinstance(asked, CallTool):
-        return f"{name} is open"
-    verdict = decide(
-        call,
-        has_reconcile=asked.tool.reconciler is not None,
-        key_window_s=asked.tool.key_window_s,
-        max_asks=app.settings.reconcile_asks,
-        wanted=call.number not in frontier.abandoned,
-        cancelling=state.cancel is not None,
-        now=common.now_at(app.reading),
-    )
-    match verdict:
-        case Perform():
-            if not call.begun:
-                return f"{name} is made"
-            return f"{name} is made again{', with the same key' if call.effect == 'keyed' else ''}"
-        case Wait(until):
-            return f"{name} goes on at {common.iso(until)}"
-        case Reconcile():
-            return f"{name} is asked about: its reconcile hook says whether it happened"
-        case Park(why):
-            return f"{name} stays in doubt, and a person has to say what became of it: {why}"
-        case GiveUp():
-            return f"{name} is given up: its agent no longer waits for it"
 
 
 async def drive(app: Perdure, run_id: str, *, wait: bool) -> RunRow:

@@ -11,6 +11,7 @@ import click
 from perdure.cli import common
 from perdure.core.events import Event
 from perdure.engine.api import Reading
+from perdure.inspect.branches import Reopening, Superseded, reopenings
 from perdure.inspect.text import iso, progress_words
 from perdure.inspect.timeline import Timeline
 from perdure.inspect.view import loader, require
@@ -28,13 +29,16 @@ PAGE = 500
 @common.url_option
 @common.json_option
 def command(run_id: str, follow: bool, last: int | None, whole: bool, url: str | None, as_json: bool) -> None:
-    """The journal of RUN, one line per event."""
+    """The journal of RUN, one line per event.
+
+    If the run was reopened, the events that this superseded are marked, and on a terminal struck through.
+    """
     if last is not None and whole:
         raise click.UsageError("--last and --all exclude each other")
     with common.existing_runs(url) as store, _waiting(store, run_id) as wait:
         events = require(store, run_id).seq
         first = 1 if whole else max(events - (common.most_shown() if last is None else last), 0) + 1
-        timeline = Timeline(run_id, loader(store))
+        timeline = Timeline(run_id, loader(store), Superseded(_reopenings(store, run_id, events)))
         if first > 1 and last is None:
             common.note(f"perdure: the last {common.SHOWN} of {events:,} events; all of them: --all")
         for event, hash_ in _events(store, run_id, wait if follow else None, hashed=as_json):
@@ -49,9 +53,16 @@ def command(run_id: str, follow: bool, last: int | None, whole: bool, url: str |
             elif as_json:
                 common.out_json(timeline.record(event, hash_))
             else:
-                common.out(common.clean(f"{event.seq:>5}  {iso(event.ts)[:23]}Z  {timeline.say(event)}"))
+                line = common.clean(f"{event.seq:>5}  {iso(event.ts)[:23]}Z  {timeline.say(event)}")
+                by = timeline.superseded.by(event.seq)
+                common.out(line if by is None else common.struck(line, f"  [superseded by event {by}]"))
             if follow:
                 common.flush()
+
+
+def _reopenings(store: Reading, run_id: str, seq: int) -> list[Reopening]:
+    """The reopenings up to event `seq`. The journal is read once before it is printed, page by page."""
+    return [one for after in range(0, seq, PAGE) for one in reopenings(store.read(run_id, after, PAGE)) if one.seq <= seq]
 
 
 def _events(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, get_args
 
 import click
 import msgspec
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.serving import gap, stranded, unserved
+from perdure.cli.where import parse_query, where_option
 from perdure.core.codec import decode
 from perdure.core.suspects import Group
 from perdure.engine.api import Reading
@@ -75,6 +78,7 @@ def _queue(one: Lag) -> tuple[str, ...]:
 @click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status.")
 @click.option("--agent", metavar="NAME", help="Only runs of this agent.")
 @click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
+@where_option("Only runs that match all terms of the query:")
 @click.option(
     "--unserved", "stuck", is_flag=True, help="Only unfinished runs that no live worker can go on with, or whose worker is dead or silent."
 )
@@ -83,20 +87,35 @@ def _queue(one: Lag) -> tuple[str, ...]:
 @common.url_option
 @common.json_option
 def command(
-    status: str | None, agent: str | None, tenant: str | None, stuck: bool, who_works: bool, limit: int, url: str | None, as_json: bool
+    status: str | None,
+    agent: str | None,
+    tenant: str | None,
+    where: str | None,
+    stuck: bool,
+    who_works: bool,
+    limit: int,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Runs, newest first. `perdure why RUN` tells all about one run."""
     settings = common.settings_with(url=url)
     if who_works:
-        if status or agent or tenant or stuck:
+        if status or agent or tenant or where is not None or stuck:
             raise InvalidInput("--workers lists no runs, so leave out the options that select runs")
         show_crew(settings, as_json)
         return
+    if where is not None and (status or agent or tenant or stuck):
+        raise InvalidInput(
+            "--where has a key for each of --status, --agent and --tenant, and does not go with --unserved: give only --where"
+        )
     wanted = Filter(status, agent, tenant, limit + 1)
     with common.existing_runs(url) as store:
         now = common.now_at(store)
         workers = store.workers(now, round(settings.lease_s * 1e6))
-        rows = unserved(store, workers, wanted) if stuck else store.list(wanted)
+        if where is not None:
+            rows = list(islice(parse_query(where, now).rows(store), limit + 1))
+        else:
+            rows = unserved(store, workers, wanted) if stuck else store.list(wanted)
         groups = store.suspects()
         shown = rows[:limit]
         reported = {} if as_json else _reported(store, shown)
@@ -107,13 +126,14 @@ def command(
         return
     if not shown:
         how = f" yet: perdure run FILE.py:agent{common.url_words(url)} starts one"
-        common.note("no runs" + (" that match" if status or agent or tenant or stuck else how))
+        common.note("no runs" + (" that match" if status or agent or tenant or where is not None or stuck else how))
         return
     headers = ("run", "status", "agent", "waiting for / error", "events", "age", "worker")
     common.table(headers, [_cells(row, workers, groups, now, stuck, reported.get(row.run_id, ())) for row in shown])
     if len(rows) > limit:
-        wider = f"perdure list --limit {limit * 10}{common.url_words(url)}"
-        common.note(f"the newest {limit} are shown; more: {wider}, or narrow it with --status, --agent, --tenant")
+        same = "" if where is None else f" --where {shell.quote(where)}"
+        wider = f"perdure list{same} --limit {limit * 10}{common.url_words(url)}"
+        common.note(f"the newest {limit} are shown; more: {wider}, or narrow it with --where, --status, --agent, --tenant")
 
 
 def _reported(store: Reading, rows: Sequence[RunRow]) -> dict[str, list[ProgressRow]]:

@@ -11,7 +11,7 @@ import click
 from perdure import shell
 from perdure.cli import common
 from perdure.cli.driving import check_version, drive_or_take_over, finish, log_to_stderr, what_resuming_does
-from perdure.cli.target import load_target, recorded_target, with_children
+from perdure.cli.target import load_target, recorded_target, with_children, with_tools
 from perdure.cli.who import os_user
 from perdure.core.events import RunUnpaused, Terminal
 from perdure.core.identity import undone_by
@@ -53,7 +53,7 @@ def command(
         where = None if row.status in FINISHED else _where(store, row, target, tools, settings, url)
     # Load the target before asyncio.run: the import of a module may run a loop.
     agents = [] if where is None else with_children([load_target(where, tools).agent])
-    given = "" if target is None else " ".join([shell.quote(target), *([] if tools is None else ["--tools", shell.quote(tools)])])
+    given = with_tools(target, tools)
     return asyncio.run(_resume(settings, row, agents, given, adopt=adopt, now=now, wait=not no_wait, url=url, as_json=as_json))
 
 

@@ -121,18 +121,25 @@ def command(run_id: str, call: int | None, whole: bool, at: int | None, url: str
         cost, asks = _cost(reading, store), [_ask(ask, loader(store)) for ask in list(state.asks.values())[-most:]]
         at_work = progress_now(reading, store.progress([run_id]))
         steps = steps_of(reading.events, loader(store))
-        calls = [_cells(one, loader(store), steps, at_work.get(one.number)) for one in list(state.calls.values())[-most:]]
+        superseded = reading.superseded
+        shown_calls = list(state.calls.values())[-most:]
+        cells = {one.number: _cells(one, loader(store), steps, at_work.get(one.number)) for one in shown_calls}
         children = [_child(child) for child in list(state.children.values())[-most:]]
     signals = [f"signals  {line}" for line in strays(reading)]
     for line in [*_head(reading, url), *cost, *signals, *(f"late     {line}" for line in unread_words(unread))]:
         common.out(common.clean(line))
-    if calls:
+    header = ("call", *(("step",) if steps else ()), "asked", "effect", "phase", "tries", "outcome", "key")
+    if calls := [cells[number] for number in cells if number not in superseded]:
         common.out()
-        common.table(("call", *(("step",) if steps else ()), "asked", "effect", "phase", "tries", "outcome", "key"), calls)
-    for title, cells in (("approval", asks), ("child", children)):
-        if cells:
+        common.table(header, calls)
+    if old := [cells[number] for number in cells if number in superseded]:
+        common.out()
+        common.out("superseded: made before the run was reopened, and not known to the agent; what they did stays done")
+        common.table(header, old)
+    for title, rows in (("approval", asks), ("child", children)):
+        if rows:
             common.out()
-            common.table(("call", title, "asked", "outcome"), cells)
+            common.table(("call", title, "asked", "outcome"), rows)
     left_out = max(len(state.calls) - most, 0) + max(len(state.asks) - most, 0) + max(len(state.children) - most, 0)
     if left_out:
         common.note(f"perdure: {plural(left_out, 'earlier line')} left out; all of them: --all")
@@ -173,6 +180,9 @@ def _head(reading: RunView, url: str | None) -> list[str]:
         lines.append(f"said     {clip(state.said, 200)}")
     lines.append(f"created  {common.iso(row.created_at)} ({span(now - row.created_at)} ago), last event {common.iso(state.updated_at)}")
     lines.append(f"journal  {plural(state.seq, 'event')}, {plural(len(state.calls), 'call')}, epoch {state.epoch}")
+    for one in reading.reopenings:
+        why = f": {clip(one.reason, 200)}" if one.reason else ""
+        lines.append(f"reopened at event {one.seq}, {one.at}, by {one.by}: it went on from event {one.back_to}{why}")
     lines += [f"changed  {change.what}: {change.before} → {change.after}" for change in state.pin_changes]
     return lines
 

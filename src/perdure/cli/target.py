@@ -272,6 +272,13 @@ def resume_command(store: Reading, row: RunRow, settings_url: str, url: str | No
     return " ".join(word for word in words if word) + url_words(url)
 
 
+def with_tools(target: str | None, tools: str | None) -> str:
+    """The TARGET that the user typed, with its --tools, quoted for a command; "" if the user typed none."""
+    if target is None:
+        return ""
+    return " ".join([shell.quote(target), *([] if tools is None else ["--tools", shell.quote(tools)])])
+
+
 def top(store: Reading, row: RunRow) -> RunRow:
     """The topmost unfinished run of the family. A process that drives this run also drives the runs below it."""
     while row.parent is not None and (parent := store.get(row.parent)) is not None and parent.status not in FINISHED:

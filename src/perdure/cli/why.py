@@ -32,6 +32,8 @@ KEY_SHOWN = 12
 AGAIN_SHOWN = 3
 APPROVALS_SHOWN = 5
 DIGEST_SHOWN = 12
+REOPENED_SHOWN = 3
+SUPERSEDED_SHOWN = 8
 VARIABLES_SHOWN = 8
 VALUE_SHOWN = 100
 
@@ -83,11 +85,15 @@ def _print(page: Why, now: int, options: str) -> None:
         common.out(common.clean(f"child of run {page.parent} (its call {page.parent_call}): {shell.command('why', page.parent)}{options}"))
     if page.said:
         common.out(common.clean(f'the agent last reported: "{page.said}"'))
+    for one in page.reopened[-REOPENED_SHOWN:]:
+        reason = f": {clip(one.reason, 200)}" if one.reason else ""
+        common.out(common.clean(f"reopened by {one.by} at {moment(one.at, now)} (event {one.seq}), from event {one.back_to}{reason}"))
     if page.undoing is not None:
         common.out(common.clean(f"{page.undoing.words}: {shell.command('why', page.undoing.run_id)}{options}"))
     nothing = "done: nothing" if page.status in FINISHED else "done: nothing yet"
     _section(f"done: {page.done_count:,}" if page.done_count else nothing, _ended(page, page.done, page.done_count, now, options))
     _section(f"not made, or failed: {page.not_done_count:,}", _ended(page, page.not_done, page.not_done_count, now, options))
+    _section(f"superseded, and it stays done: {len(page.superseded):,}", _superseded(page, now, options))
     _section("in doubt: it is not known whether it happened", [line for doubt in page.in_doubt for line in _doubt(doubt, now)])
     _section("cut off, and not repeated: the run is being cancelled" if page.cancel else "cut off, and will be run again", _again(page))
     _section("under way", [line for open_ in page.under_way for line in _under_way(open_)])
@@ -155,6 +161,20 @@ def _ended(page: Why, ended: list[Done], count: int, now: int, options: str) -> 
         lines.append(f"{done.call:>4}  {done.asked} {done.outcome}{since}  ({evidence})")
         lines += [f"        {place}" for place in done.places]
     return lines
+
+
+def _superseded(page: Why, now: int, options: str) -> list[str]:
+    """What the run did before it was reopened, and how to take it back."""
+    if not page.superseded:
+        return []
+    shown = page.superseded[-SUPERSEDED_SHOWN:]
+    lines = _ended(page, shown, len(shown), now, options)
+    if len(page.superseded) > len(shown):
+        lines.insert(0, f"   …  {len(page.superseded) - len(shown):,} more: {shell.command('show', page.run_id)}{options}")
+    root = page.run_id.partition("/")[0]
+    when = "" if page.status in FINISHED else "when the run has ended: "
+    undo = f"{shell.command('undo', root)} --dry-run{options}"
+    return [*lines, f"      undone with the rest of the run, where the tools say how; {when}{undo}"]
 
 
 def _under_way(one: Open) -> list[str]:

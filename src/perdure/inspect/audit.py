@@ -29,11 +29,13 @@ from perdure.core.events import (
     AttentionNeeded,
     BudgetExceeded,
     BudgetRaised,
+    CallRequestedAgain,
     CancelRequested,
     ChildFinished,
     ChildStarted,
     DecisionMade,
     Event,
+    OutcomeReused,
     PatchMarked,
     PinChanged,
     PlanGenerated,
@@ -45,6 +47,7 @@ from perdure.core.events import (
     RunFailed,
     RunPaused,
     RunReleased,
+    RunReopened,
     RunRequeued,
     RunUnpaused,
     SignalReceived,
@@ -77,7 +80,7 @@ def person(event: Event) -> str | None:
             return by
         case ApprovalVoted(by=by) | ApprovalDecided(by=by) | SignalReceived(by=by) | RunAdopted(by=by) | BudgetRaised(by=by):
             return by
-        case RunCancelled(forced_by=by):
+        case RunReopened(by=by) | RunCancelled(forced_by=by):
             return by
         case _:
             return None
@@ -131,6 +134,10 @@ def _of_call(event: Event) -> dict[str, Any]:
             return {"child": body.run_id, "agent_called": body.agent, "version_called": body.version, "args_digest": body.digest}
         case ChildFinished():
             return {"child": body.run_id, "status": body.status}
+        case CallRequestedAgain():
+            return {"anew": body.anew}
+        case OutcomeReused():
+            return {"of_seq": body.of}
         case _:
             return _of_approval(event)
 
@@ -175,6 +182,11 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"note": body.note, "early": True}
         case RunRequeued() | RunUnpaused():
             return {"note": body.note}
+        case RunReopened():
+            calls = {"again": list(body.again), "children": list(body.children), "withdrawn": list(body.withdrawn)}
+            return {"back_to": body.back_to, "reason": body.reason, "fresh": body.fresh, **calls}
+        case OutcomeReused():
+            return {"of_seq": body.of}
         case RunAdopted():
             return {"version_adopted": body.version, "note": body.note}
         case RunCancelled():
@@ -242,6 +254,7 @@ class Trail:
         self.seq = 0
         self._event_ids: dict[int, str] = {}
         self._names = EventNames(load)
+        self.reopened = False
         self._created: RunCreated | None = None
         self._version = ""  # the version of the agent that drives the run now
 
@@ -282,6 +295,8 @@ class Trail:
                 self._created, self._version = event.body, event.body.version
             case RunAdopted(version=version):
                 self._version = version
+            case RunReopened():
+                self.reopened = True
 
 
 # -- from the journal -------------------------------------------------------------------------------------------------
@@ -305,8 +320,9 @@ class AuditFilter(Struct, frozen=True):
 class Audit:
     """The lines of all runs of a store. The first call of `more` yields all lines, a later call only new lines.
 
-    Only unfinished runs are kept in memory: a finished run never changes. `payloads`: the lines have
-    arguments and results.
+    Only unfinished runs are kept in memory. Of runs that were reopened, and of those that ended last, it is kept how far
+    they were read: a person may reopen them. A run that ended earlier, and is reopened, is told again from its beginning.
+    `payloads`: the lines have arguments and results.
     """
 
     def __init__(self, store: Reading, wanted: AuditFilter = AuditFilter(), *, payloads: bool = False) -> None:  # noqa: B008
@@ -317,6 +333,8 @@ class Audit:
         self._newest: Place = (0, 0)  # the place of the newest run that was listed so far
         self._unfinished: dict[str, tuple[Place, int]] = {}  # run whose end was not yielded yet → (place, created_at)
         self._trails: dict[str, Trail] = {}
+        self._ended: dict[str, int] = {}  # of the last MAX_KNOWN_RUNS runs that ended: the seq up to which lines were yielded
+        self._reopened: dict[str, int] = {}  # the same of all runs that were reopened, and have ended again
         self._run_seq = 0  # if only one run is wanted: the last of its events that was read
 
     def more(self) -> Iterator[dict[str, Any]]:
@@ -340,12 +358,13 @@ class Audit:
                 continue
             _, run_id, position = heapq.heappop(waiting)
             events = opened[run_id]
-            if position + 1 < len(events):
+            last = position + 1 == len(events)
+            if not last:
                 heapq.heappush(waiting, (events[position + 1].ts, run_id, position + 1))
             else:
                 del opened[run_id]
             event = events[position]
-            line = self._line(run_id, event)
+            line = self._line(run_id, event, last=last)
             if self._wanted.has_line(event.type, event.ts):
                 yield line
 
@@ -356,23 +375,25 @@ class Audit:
         grown: list[tuple[int, str]] = []
         # If a run was unfinished at the last call and is not listed now, the run has ended in the meantime.
         ended = dict(self._unfinished)
-        oldest = next(iter(self._unfinished.values()), None)
-        newest = after = self._newest
-        if oldest is not None:
-            (first, second), _ = oldest
-            after = (first, second - 1)
+        # From the first run on: an old run that had ended may have been reopened.
+        newest, after = self._newest, (0, 0)
         while page := self._store.growing(after, newest, PAGE):
             after = page[-1][0]
             self._newest = max(self._newest, after)
             for place, row in page:
                 ended.pop(row.run_id, None)
-                if not self._may_have_lines(row):
+                told = self._told(row.run_id)
+                if not self._may_have_lines(row) or (row.status in FINISHED and row.seq == told):
                     continue
                 self._unfinished.setdefault(row.run_id, (place, row.created_at))
-                told = self._trails[row.run_id].seq if row.run_id in self._trails else 0
                 if row.seq > told and row.updated_at >= self._wanted.since:
                     grown.append((row.created_at, row.run_id))
         return grown + [(created_at, run_id) for run_id, (_, created_at) in ended.items()]
+
+    def _told(self, run_id: str) -> int:
+        """The seq up to which the lines of this run were yielded."""
+        trail = self._trails.get(run_id)
+        return self._ended.get(run_id, self._reopened.get(run_id, 0)) if trail is None else trail.seq
 
     def _grown_run(self, run_id: str) -> list[tuple[int, str]]:
         """The same for a single run: the other runs of the journal are not looked at."""
@@ -392,13 +413,21 @@ class Audit:
 
     def _unseen(self, run_id: str) -> list[Event]:
         trail = self._trails.setdefault(run_id, Trail(run_id, self._load, payloads=self._payloads))
-        return self._store.read(run_id, trail.seq)
+        events = self._store.read(run_id, trail.seq)
+        told = max(self._ended.pop(run_id, 0), self._reopened.pop(run_id, 0))
+        for event in events[:told]:
+            trail.line(event)  # it was yielded before the run was reopened
+        return events[told:]
 
-    def _line(self, run_id: str, event: Event) -> dict[str, Any]:
+    def _line(self, run_id: str, event: Event, *, last: bool) -> dict[str, Any]:
+        """The line of the event. `last`: it is the last event that was read of its run."""
         line = self._trails[run_id].line(event)
-        if isinstance(event.body, Terminal):
-            del self._trails[run_id]
+        if last and isinstance(event.body, Terminal):
+            trail = self._trails.pop(run_id)
             self._unfinished.pop(run_id, None)
+            (self._reopened if trail.reopened else self._ended)[run_id] = event.seq
+            if len(self._ended) > MAX_KNOWN_RUNS:
+                del self._ended[next(iter(self._ended))]
         return line
 
 
@@ -502,9 +531,9 @@ class AuditLog:
 
 
 def _told_before(events: Sequence[Event]) -> int:
-    """The seq of the last release before the last claim: up to there, earlier workers have written the lines.
+    """The seq of the last release or end before the last claim: up to there, earlier workers have written the lines.
 
     A worker that crashed did not release the run, so the lines of its events are written again.
     """
     claim = max((event.seq for event in events if isinstance(event.body, RunClaimed)), default=0)
-    return max((event.seq for event in events if isinstance(event.body, RunReleased) and event.seq < claim), default=0)
+    return max((event.seq for event in events if isinstance(event.body, RunReleased | Terminal) and event.seq < claim), default=0)

@@ -461,6 +461,10 @@ def _about_call(event: Event, call: str, load: Load | None) -> str:
             return f"{call}: its child {body.run_id} succeeded with {shown(body.output)}"
         case ChildFinished():
             return f"{call}: its child {body.run_id} {'was ' if body.status == 'cancelled' else ''}{body.status}: {failed(body.failure)}"
+        case CallRequestedAgain():
+            return f"{call} is made again" + (": its result is fetched anew" if body.anew else ": it is the same call, with the same key")
+        case OutcomeReused():
+            return f"{call}: what event {body.of} brought is used again"
         case _:
             return f"{call}: {event.type}"
 
@@ -566,9 +570,8 @@ def _about_run(event: Event, load: Load | None) -> str:
         case CancelRequested() | RunPaused() | RunUnpaused() | RunRequeued() | RunAdopted() | BudgetRaised() | SignalReceived():
             return _said(body)
         case RunReopened():
-            return f"{body.by} reopened the run at event {body.back_to}: later events up to here are superseded{_note(body.reason)}"
-        case CallRequestedAgain():
-            return "the agent made this call again" + (": its result is fetched anew" if body.anew else "; it is the same call")
+            fresh = ", and `read` calls and requests to models are made again" if body.fresh else ""
+            return f"{body.by} let the run go on from event {body.back_to}: all events since are superseded{fresh}{_note(body.reason)}"
         case OutcomeReused():
             return f"what event {body.of} brought is used again"
         case (
@@ -587,6 +590,7 @@ def _about_run(event: Event, load: Load | None) -> str:
             | ApprovalWithdrawn()
             | ChildStarted()
             | ChildFinished()
+            | CallRequestedAgain()
         ):
             return f"{event.type} without a call"
         case _:

@@ -22,6 +22,7 @@ from perdure.core.events import (
     encode_body,
 )
 from perdure.core.identity import CallKeys
+from perdure.inspect.branches import Superseded
 from perdure.inspect.text import Load, clip, iso, plain, sentence
 
 # What agents/plan/follow.py writes: the status right before the call of a step, and the action of an approval of a step.
@@ -122,12 +123,14 @@ def steps_of(events: Iterable[Event], load: Load | None = None) -> dict[int, Pla
 class Timeline:
     """Turns the events of one run into lines.
 
-    The events must come in order, from the first event on. `load` reads payloads from the blob store.
+    The events must come in order, from the first event on. `load` reads payloads from the blob store. `superseded` says
+    which events were superseded when the run was reopened.
     """
 
-    def __init__(self, run_id: str, load: Load | None = None) -> None:
+    def __init__(self, run_id: str, load: Load | None = None, superseded: Superseded | None = None) -> None:
         self.run_id = run_id
         self._load = load
+        self.superseded = superseded or Superseded(())
         self.names = EventNames(load)
         self._told: set[int] = set()  # calls whose step was described in an earlier sentence
 
@@ -151,7 +154,10 @@ class Timeline:
         return None if event.call is None else self.names.steps.get(event.call)
 
     def record(self, event: Event, hash_: bytes) -> dict[str, Any]:
-        """The event as one JSON object. `data` is the body of the event, as in the journal."""
+        """The event as one JSON object. `data` is the body of the event, as in the journal.
+
+        `superseded_by` is the seq of the `run_reopened` that superseded the event, as far as the journal was read.
+        """
         self.learn(event)
         call = event.call
         return {
@@ -164,6 +170,7 @@ class Timeline:
             "tool": None if call is None else self.names.tools.get(call),
             "plan_step": msgspec.to_builtins(self.step(event)),
             "cause": event.cause,
+            "superseded_by": self.superseded.by(event.seq),
             "key": None if call is None else self.names.keys.get(call),
             "epoch": event.epoch,
             "data": json.loads(encode_body(event.body)),

@@ -38,6 +38,7 @@ from perdure.core.events import (
     RunClaimed,
     RunCreated,
     RunPaused,
+    RunReopened,
     RunRequeued,
     RunUnpaused,
     SignalReceived,
@@ -324,6 +325,8 @@ def _because(event: Event, before: Event | None) -> str | None:
     match event.body:
         case CancelRequested() | RunRequeued() | RunPaused() | RunUnpaused() | RunAdopted() | BudgetRaised() | SignalReceived():
             return f"{event.body.by}, outside the run, asked for it"
+        case RunReopened(by=by):
+            return f"the run stood at event {before.seq} ({before.type}), and {by}, outside the run, asked for it"
         case RunCancelled(forced_by=str() as by):
             return f"{by}, outside the run, ended it"
         case ApprovalVoted() | ApprovalDecided() if isinstance(before.body, ApprovalRequested):

@@ -14,6 +14,7 @@ from perdure.core.prompt_deltas import is_request
 from perdure.core.state import AskState, CallState, ChildState, RunState, fold
 from perdure.engine.api import Reading, no_such_run
 from perdure.errors import NotFound
+from perdure.inspect.branches import Reopening, known_calls, reopenings
 from perdure.inspect.cost import budget_view, cost_of
 from perdure.inspect.text import failed, iso, places, plain, pruned_words, seconds
 from perdure.inspect.timeline import PlanStep, steps_of
@@ -29,6 +30,18 @@ class RunView(Struct, frozen=True):
     events: list[Event]
     state: RunState
     past: bool  # True: the state is as of an event before the last event, so the row is newer than the state
+
+    @property
+    def reopenings(self) -> list[Reopening]:
+        """Where people let the run go on from an earlier event."""
+        return reopenings(self.events) if self.state.reopened else []
+
+    @property
+    def superseded(self) -> set[int]:
+        """The numbers of the calls, approvals and children that the agent does not know, since the run was reopened."""
+        if not self.state.reopened:
+            return set()
+        return {*self.state.calls, *self.state.asks, *self.state.children} - known_calls(self.events)
 
     @property
     def status(self) -> str:
@@ -111,6 +124,7 @@ def run_record(
     error = failed(state.failure) or None if reading.past else row.error
     steps = steps_of(reading.events, load)
     stated = statements(reading.events)
+    superseded = reading.superseded
     holder = state.worker if reading.past else row.holder
     # Without a worker no attempt is under way: an attempt that began was cut off with the worker that made it.
     under_way = [call for call in state.open.values() if call.phase == "started" and holder is not None and not state.finished]
@@ -140,9 +154,19 @@ def run_record(
         "seq": state.seq,
         "epoch": state.epoch,
         "worker": state.worker if reading.past else row.holder,
-        "calls": [call_record(call, load, steps.get(call.number), at_work.get(call.number)) for call in state.calls.values()],
-        "approvals": [approval_record(ask, state, load, steps.get(ask.number)) for ask in state.asks.values()],
-        "children": [child_record(child, load, now_at.get(child.run_id), steps.get(child.number)) for child in state.children.values()],
+        "reopened": [msgspec.structs.asdict(one) for one in reading.reopenings],
+        "calls": [
+            call_record(call, load, steps.get(call.number), at_work.get(call.number)) | {"superseded": call.number in superseded}
+            for call in state.calls.values()
+        ],
+        "approvals": [
+            approval_record(ask, state, load, steps.get(ask.number)) | {"superseded": ask.number in superseded}
+            for ask in state.asks.values()
+        ],
+        "children": [
+            child_record(child, load, now_at.get(child.run_id), steps.get(child.number)) | {"superseded": child.number in superseded}
+            for child in state.children.values()
+        ],
         "thoughts": [{"seq": one.seq, "ts": iso(one.ts), "text": one.body.text} for one in stated if isinstance(one.body, ThoughtRecorded)],
         "decisions": [_decision(one, one.body, load) for one in stated if isinstance(one.body, DecisionMade)],
         "paused": None if state.paused is None else {"by": state.paused.by, "reason": state.paused.reason},

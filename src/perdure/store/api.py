@@ -643,11 +643,12 @@ class Reading(Protocol):
         """The hashes of the events with seq > after, in order, at most `limit`."""
 
     def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
-        """The runs after the place `after`, in order, each with its place. Up to `newest`, finished runs are left out.
+        """The runs after the place `after`, in order, each with its place. Up to `newest`, only those that may have changed.
 
-        A run that becomes visible later has a later place, whatever the clocks say, and a finished run never changes.
-        So a reader that knows all runs up to `newest` gets every run that may have grown since then. A reader only
-        compares places and passes them in again. The place right before (a, b) is (a, b - 1).
+        These are the unfinished runs, and the runs that were ever reopened in this database. A run that becomes visible
+        later has a later place, whatever the clocks say, and a finished run changes only when it is reopened. So a reader
+        that knows all runs up to `newest` gets every run that may have grown since then. A reader only compares places
+        and passes them in again. The place right before (a, b) is (a, b - 1).
         """
 
     def blob(self, digest: str) -> bytes:

@@ -19,7 +19,7 @@ from perdure.store.part import Part
 
 _PAGE = 2000  # how many events are in memory at a time, however long a journal is
 _NOTHING = Usage()
-_LIFE = ("run_created", "run_claimed", "run_released", "run_succeeded", "run_failed")
+_LIFE = ("run_created", "run_claimed", "run_released", "run_reopened", "run_succeeded", "run_failed")
 
 
 class _Failure(Struct, frozen=True, gc=False):
@@ -96,7 +96,7 @@ class _Life:
         self.last = max(self.last, ts)
         if kind == "run_created":
             self.began = ts
-        if kind in ("run_created", "run_released"):
+        if kind in ("run_created", "run_released", "run_reopened"):
             self._free_since = ts
         elif kind == "run_claimed" and self._free_since is not None:
             self.waiting_us += max(ts - self._free_since, 0)

@@ -10,10 +10,12 @@ from msgspec import Struct
 from perdure import shell
 from perdure.core.identity import undone_by
 from perdure.core.prompt_deltas import is_request
+from perdure.core.reopen import reopening, retry_point
 from perdure.core.state import RunState
 from perdure.core.taken_back import taken_back
+from perdure.errors import PerdureError
 from perdure.inspect.text import amount, clip, people, plural
-from perdure.inspect.view import begins_later
+from perdure.inspect.view import RunView, begins_later
 from perdure.inspect.why.calls import CallInDoubt, topics
 from perdure.inspect.why.context import Scene, Shortage, Undoing
 from perdure.inspect.why.waiting import Asked, Child, child_in_short
@@ -211,15 +213,32 @@ class Orders:
             what = plural(effects, "call") + (", and what its children did" if state.children else "")
             does = f"take back what it has changed ({what}), where its tools say how; with --dry-run only see what that would be"
             steps.append(AdviceStep(self._perdure("undo", self.run, more=self.code), does))
-        return steps if state.status != "failed" else [*steps, self._again()]
+        return steps
 
-    def _again(self) -> AdviceStep:
-        row = self.row
-        who = (f" --tenant {shell.quote(row.tenant)}" if row.tenant != "default" else "") + (
-            f" --actor {shell.quote(row.actor)}" if row.actor else ""
-        )
-        does = "what has ended stays so: begin anew, under another id; what this run did is done again then"
-        return AdviceStep(self._perdure("run", self.target, more=f" --input 'JSON' --id NEW_ID{who}"), does)
+    def reopen(self, reading: RunView) -> list[AdviceStep]:
+        """The command with which a run that has failed or was cancelled goes on; with --dry-run it only shows what."""
+        state, row = reading.state, self.row
+        if state.status == "succeeded" or self.undone is not None:
+            return []
+        if row.parent is not None:
+            root = row.run_id.partition("/")[0]
+            return [AdviceStep(self._perdure("retry", root), f"if run {root} has failed too: let it go on, and with it this child")]
+        try:
+            found = reopening(reading.events, retry_point(reading.events), by="preview")
+        except PerdureError as error:
+            return [
+                AdviceStep(self._perdure("rewind", self.run, more=f" --to SEQ{self.code}"), f"let it go on from an earlier event; {error}")
+            ]
+        kept = f"{plural(len(found.kept), 'call')} with a result {'is' if len(found.kept) == 1 else 'are'} not made again"
+        if state.status == "cancelled":
+            does = f"let it go on after all, as if its cancel had not been asked for; {kept}"
+        elif found.again:
+            does = f"attempt call {', '.join(f'{call.number} ({call.tool})' for call in found.again[:3])} again, and go on; {kept}"
+        elif found.children:
+            does = f"let its child {found.children[0]} go on, and then the run; {kept}"
+        else:
+            does = f"take its last step again, with the code of now (mend it first); {kept}"
+        return [AdviceStep(self._perdure("retry", self.run, more=self.code), f"{does}; with --dry-run only see what it would do")]
 
 
 def _add_n(short: Shortage) -> str:
@@ -271,7 +290,10 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     if scene.reading.row_was_edited:
         return [orders.repair()]
     if row.status in FINISHED:
-        return orders.after_the_end(state, scene.undoing, taken_back(state, scene.load))
+        steps = orders.after_the_end(state, scene.undoing, taken_back(state, scene.load))
+        again = [] if scene.undoing is not None else orders.reopen(scene.reading)
+        # A run that was cancelled was meant to end: so to let it go on is the last thing to offer.
+        return [*steps, *again] if row.status == "cancelled" else [*again, *steps]
     stop = _stop(scene, orders)
     add = [orders.top_up_below(short) for short in what.short if scene.short is None or scene.short.budget_of != short.budget_of]
     people = [*_decide(what.asked, orders), *add, *_look_below(what.news, orders)]

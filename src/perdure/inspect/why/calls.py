@@ -28,7 +28,7 @@ from perdure.core.events import (
     tag_of,
 )
 from perdure.core.prompt_deltas import is_request
-from perdure.core.state import AskState, CallState, ChildState
+from perdure.core.state import AskState, CallState, ChildState, is_certain_end, is_repeatable
 from perdure.core.taken_back import taken_back
 from perdure.inspect.text import (
     EFFECTS,
@@ -242,17 +242,40 @@ def ended(scene: Scene) -> tuple[list[Ended], list[Ended]]:
     ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished)}
     both: tuple[list[Ended], list[Ended]] = ([], [])
     undone = taken_back(state, scene.load)
+    past = scene.reading.superseded
     for call in state.calls.values():
-        if call.ended:
+        if call.ended and call.number not in past:
             both[call.phase == "failed"].append((call.number, partial(_done, call, scene, undone.get(call.number))))
     for ask in asks:
+        if ask.number in past:
+            continue
         both[ask.outcome != "approved"].append((ask.number, partial(_decided, ask, scene)))
     for child in state.children.values():
-        if child.ended is not None:
+        if child.ended is not None and child.number not in past:
             both[child.ended.status != "succeeded"].append((child.number, partial(_returned, child, ends[child.number])))
     for some in both:
         some.sort(key=itemgetter(0))
     return both
+
+
+def superseded(scene: Scene) -> list[Done]:
+    """What the run did, or may have done, before it was reopened, and what its agent has not done again.
+
+    Calls that change nothing are left out, and so are calls that certainly did not happen.
+    """
+    state, past = scene.reading.state, scene.reading.superseded
+    undone = taken_back(state, scene.load) if past else {}
+    calls = [call for number, call in sorted(state.calls.items()) if number in past and call.effect != "read" and not is_request(call.args)]
+    found = [_done(call, scene, undone.get(call.number)) for call in calls if call.phase == "completed" or may_have_happened(call)]
+    ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished)}
+    found += [_returned(child, ends[number]) for number, child in state.children.items() if number in past and child.ended is not None]
+    return sorted(found, key=lambda one: one.call)
+
+
+def may_have_happened(call: CallState) -> bool:
+    """Is it not known whether this call happened?"""
+    open_or_lost = call.phase == "in_doubt" or (call.phase == "started" and call.effect in ("once", "keyed", "idempotent"))
+    return open_or_lost or (call.phase == "failed" and not is_repeatable(call) and not is_certain_end(call))
 
 
 def _done(call: CallState, scene: Scene, undone: int | None) -> Done:
@@ -275,6 +298,8 @@ def _done(call: CallState, scene: Scene, undone: int | None) -> Done:
 
 
 def _outcome(call: CallState, scene: Scene) -> str:
+    if not call.ended:
+        return f"in doubt: {_why_doubt(call, scene)}"
     if call.phase == "failed":
         return f"failed: {failed(call.failure, 100)}" if call.attempt else f"was not made: {failed(call.failure, 100)}"
     if call.result is None:

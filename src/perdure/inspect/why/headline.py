@@ -36,8 +36,12 @@ def headline(scene: Scene, doubts: list[CallInDoubt]) -> str:
 
 
 def cancel_asked(scene: Scene) -> Cancel | None:
-    """The first request to cancel the run; None if there is none. Later requests change nothing."""
-    for event in scene.reading.events:
+    """The first request to cancel the run; None if there is none. Later requests change nothing.
+
+    A request from before the run was reopened does not count.
+    """
+    reopened = max((one.seq for one in scene.reading.reopenings), default=0)
+    for event in scene.reading.events[reopened:]:
         if isinstance(event.body, CancelRequested):
             return Cancel(event.body.by, iso(event.ts), event.body.reason)
     return None

@@ -12,6 +12,7 @@ from perdure.core.events import PinChanged, RunAdopted
 from perdure.core.prompt_deltas import is_request
 from perdure.core.state import CallState
 from perdure.engine.api import Reading
+from perdure.inspect.branches import Reopening
 from perdure.inspect.cost import BudgetView, Cost, CostAll, budget_view, cost_of, cost_words
 from perdure.inspect.inside import InspectedFrame
 from perdure.inspect.text import asked_words, iso, places, seconds, span
@@ -29,6 +30,7 @@ from perdure.inspect.why.calls import (
     never_started,
     reached,
     strays,
+    superseded,
     topics,
     unread_words,
     waiting,
@@ -89,6 +91,8 @@ class Why(Struct, frozen=True):
     done_count: int
     not_done: list[Done]  # calls, approvals and children that failed, were rejected, expired or were cancelled
     not_done_count: int
+    reopened: list[Reopening]  # where people let the run go on from an earlier event
+    superseded: list[Done]  # what superseded calls did, or may have done: it stays done
     undoing: Undoing | None  # the run that undoes this run
     in_doubt: list[CallInDoubt]
     again: list[Open]  # calls that were cut off, and are safe to run again
@@ -167,6 +171,8 @@ def why(
         done_count=len(done),
         not_done=_ends(not_done),
         not_done_count=len(not_done),
+        reopened=scene.reading.reopenings,
+        superseded=superseded(scene),
         undoing=scene.undoing,
         in_doubt=open_questions,
         again=[_cut_off(call, scene) for call in cut_off(scene)] if not state.finished and row.specimen is None else [],

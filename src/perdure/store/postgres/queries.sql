@@ -222,7 +222,7 @@ SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE r
 SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after AND seq <= :until ORDER BY seq
 
 -- name: growing_runs
--- The new runs, and the unfinished runs: see Reading.growing. A run gets its transaction number before its commit. So
+-- The new runs, the unfinished runs, and those that were reopened: see Reading.growing. A run gets its transaction number before its commit. So
 -- a run is returned only if its transaction is older than all transactions that are under way: then no run with an
 -- earlier place can appear later. After a restore into another server, a transaction number may be in the future; such
 -- a run is old, and its place begins with 0. Two separate queries with conditions on plain columns let the index
@@ -231,12 +231,13 @@ SELECT {run}, commit
 FROM (
     (SELECT r.*, 0::bigint AS commit FROM perdure_runs AS r
     WHERE born >= pg_snapshot_xmax(pg_current_snapshot()) AND :after_commit::bigint = 0 AND id > :after::bigint
-        AND ((0, id) > (:newest_commit::bigint, :newest::bigint) OR status NOT IN ('succeeded', 'failed', 'cancelled'))
+        AND ((0, id) > (:newest_commit::bigint, :newest::bigint) OR status NOT IN ('succeeded', 'failed', 'cancelled') OR reopened > 0)
     ORDER BY id LIMIT :limit)
     UNION ALL
     (SELECT r.*, born::text::bigint AS commit FROM perdure_runs AS r
     WHERE born < pg_snapshot_xmin(pg_current_snapshot()) AND (born, id) > (:after_commit::bigint::text::xid8, :after::bigint)
-        AND ((born, id) > (:newest_commit::bigint::text::xid8, :newest::bigint) OR status NOT IN ('succeeded', 'failed', 'cancelled'))
+        AND ((born, id) > (:newest_commit::bigint::text::xid8, :newest::bigint) OR status NOT IN ('succeeded', 'failed', 'cancelled')
+            OR reopened > 0)
     ORDER BY born, id LIMIT :limit)
 ) AS settled
 ORDER BY commit, id LIMIT :limit
@@ -377,7 +378,8 @@ WHERE id = :id
 -- name: reopen_run
 -- Like post_to_unheld, for a run that a person has reopened, also after its end.
 UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = greatest(updated_at, :now::bigint), status = 'queued', waiting_for = NULL,
-    attention = NULL, error = NULL, crashes = 0, ready_at = :now, holder = NULL, nonce = NULL, lost = 0, lost_with = 0
+    attention = NULL, error = NULL, crashes = 0, ready_at = :now, holder = NULL, nonce = NULL, lost = 0, lost_with = 0,
+    reopened = reopened + 1
 WHERE id = :id
 
 -- name: first_event
@@ -494,7 +496,7 @@ FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id CROSS JOIN LATER
 WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenant::text IS NULL OR r.tenant = :tenant)
     AND kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
-        'run_created', 'run_claimed', 'run_released', 'run_succeeded', 'run_failed')
+        'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_succeeded', 'run_failed')
 ORDER BY e.run, e.seq LIMIT :limit
 
 -- == Notices =========================================================================================================
@@ -1070,7 +1072,7 @@ FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_mov
         ('worker', 'perdure_artifacts', 'SELECT, INSERT, UPDATE, DELETE', 'state, place, object, sha256, size'),
         ('worker', 'perdure_artifact_chunks', 'SELECT, INSERT, DELETE', ''), ('worker', 'perdure_artifact_uses', 'SELECT, INSERT, DELETE', ''),
         ('worker', 'perdure_runs', 'SELECT, INSERT, UPDATE', 'version, status, waiting_for, ready_at, seq, head, epoch, nonce, holder, lost, '
-            'lost_with, crashes, error, updated_at, attention, ledger, line'),
+            'lost_with, crashes, error, updated_at, attention, ledger, line, reopened'),
         ('worker', 'perdure_approvals', 'SELECT, INSERT, UPDATE', 'status, deciders, expires_at, escalated, voters, digest, settled_by, note, '
             'settled_at'),
         ('worker', 'perdure_budgets', 'SELECT, INSERT, UPDATE', 'limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, spent_usd_micros, '

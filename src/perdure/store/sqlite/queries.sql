@@ -172,11 +172,11 @@ SELECT hash FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WH
 ORDER BY id
 
 -- name: growing_runs
--- The new runs (after :newest), and the unfinished runs: see Reading.growing. A place is (0, id): with one writer at a
+-- The new runs (after :newest), the unfinished runs, and those that were reopened: see Reading.growing. A place is (0, id): with one writer at a
 -- time, ids are given in the order of commits.
 SELECT {run}, 0
 FROM perdure_runs
-WHERE id > :after AND (id > :newest OR status NOT IN ('succeeded', 'failed', 'cancelled'))
+WHERE id > :after AND (id > :newest OR status NOT IN ('succeeded', 'failed', 'cancelled') OR reopened > 0)
 ORDER BY id LIMIT :limit
 
 -- name: journals_without_run
@@ -258,7 +258,8 @@ WHERE id = :id
 -- name: reopen_run
 -- Like post_to_unheld, for a run that a person has reopened, also after its end.
 UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = max(updated_at, :now), status = 'queued', waiting_for = NULL,
-    attention = NULL, error = NULL, crashes = 0, ready_at = :now, holder = NULL, nonce = NULL, lost = 0, lost_with = 0
+    attention = NULL, error = NULL, crashes = 0, ready_at = :now, holder = NULL, nonce = NULL, lost = 0, lost_with = 0,
+    reopened = reopened + 1
 WHERE id = :id
 
 -- name: first_event
@@ -370,7 +371,7 @@ FROM perdure_runs AS r CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | ii
 WHERE r.id >= :run AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenant IS NULL OR r.tenant = :tenant)
     AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
-        'run_created', 'run_claimed', 'run_released', 'run_succeeded', 'run_failed')
+        'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_succeeded', 'run_failed')
 ORDER BY r.id, e.id LIMIT :limit
 
 -- == Notices =========================================================================================================

@@ -7,3 +7,6 @@ FOR EACH ROW WHEN (
     AND NOT (OLD.status <> 'succeeded' AND NEW.status = 'queued' AND NEW.seq > OLD.seq AND NEW.holder IS NULL)
 )
 EXECUTE FUNCTION perdure_refuse('a finished run takes nothing more');
+-- How often the run was reopened in this database. A reader that follows all runs looks at such runs again, also after
+-- their end.
+ALTER TABLE perdure_runs ADD COLUMN reopened bigint NOT NULL DEFAULT 0;

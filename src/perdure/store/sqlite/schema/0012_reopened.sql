@@ -8,3 +8,6 @@ WHEN (OLD.status = 'succeeded' OR OLD.status = 'failed' OR OLD.status = 'cancell
 BEGIN
     SELECT raise(ABORT, 'a finished run takes nothing more');
 END;
+-- How often the run was reopened in this database. A reader that follows all runs looks at such runs again, also after
+-- their end.
+ALTER TABLE perdure_runs ADD COLUMN reopened INTEGER NOT NULL DEFAULT 0;

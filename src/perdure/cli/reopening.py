@@ -1,0 +1,162 @@
+"""Shared by `retry` and `rewind`: the preview, the question before anything is written, and what to type after it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from perdure import shell
+from perdure.cli import common
+from perdure.cli.steering import who_goes_on
+from perdure.core.events import Event
+from perdure.core.history import history
+from perdure.errors import Conflict, Diverged, InvalidInput
+from perdure.inspect.text import plural, used
+
+if TYPE_CHECKING:
+    from perdure.app import Perdure
+    from perdure.reopen import Reopened, ReopenedCall
+
+SHOWN = 10  # at most this many calls of a kind
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What the person asked for, apart from the run."""
+
+    by: str
+    reason: str | None
+    fresh: bool
+    url: str | None
+    as_json: bool
+    yes: bool
+    dry_run: bool
+    given: str = ""  # the TARGET that the user typed, quoted, with its --tools
+
+    def check_terminal(self, verb: str) -> None:
+        """InvalidInput if nobody can be asked, and neither --yes nor --dry-run is given."""
+        if not self.yes and not self.dry_run and not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise InvalidInput(
+                f"{verb} asks before it writes, and this is no terminal: see what it would do with --dry-run, then say --yes"
+            )
+
+
+async def reopen_one(app: Perdure, run_id: str, to: int | None, order: Order) -> int:
+    """Preview, ask, reopen, and say who goes on with the run. Returns the exit code."""
+    seen = (await app.handle(run_id).row()).seq
+    plan = await reopened(app, run_id, to, order, dry_run=True)
+    if order.dry_run:
+        if order.as_json:
+            common.out_json(record(plan, dry_run=True))
+        else:
+            for line in preview(plan):
+                common.out(common.clean(line))
+        return common.SUCCEEDED
+    if sys.stderr.isatty():
+        for line in preview(plan):
+            common.note(common.clean(line))
+    if not order.yes and not click.confirm(f"let run {run_id} go on from event {plan.back_to}?", err=True):
+        common.fail("nothing was written")
+    if (await app.handle(run_id).row()).seq != seen:
+        raise Conflict(f"run {run_id} has moved on since the preview, so nothing was written; look at it again")
+    done = await reopened(app, run_id, to, order, dry_run=False)
+    row = await app.handle(run_id).row()
+    if order.as_json:
+        common.out_json({**record(done, dry_run=False), "status": row.status})
+        return common.SUCCEEDED
+    then = who_goes_on(app.reading, row, app.settings, order.url)
+    if order.given:
+        # The code that goes on may be in another file than the code that the run has recorded.
+        resume = f"{shell.command('resume', run_id)} {order.given}{common.url_words(order.url)}"
+        then = f"a worker that serves version {done.version} goes on with it, or here: {resume}"
+    common.out(common.clean(f"run {run_id} is queued, from event {done.back_to}; {then}"))
+    return common.SUCCEEDED
+
+
+async def reopened(app: Perdure, run_id: str, to: int | None, order: Order, *, dry_run: bool) -> Reopened:
+    """app.retry or app.rewind. A divergence is told with the way out."""
+    try:
+        if to is None:
+            return await app.retry(run_id, by=order.by, reason=order.reason, dry_run=dry_run, fresh=order.fresh)
+        return await app.rewind(run_id, to, by=order.by, reason=order.reason, dry_run=dry_run, fresh=order.fresh)
+    except Diverged as diverged:
+        events = await app.handle(run_id).events()
+        raise Diverged(
+            f"run {run_id} cannot go on with this code, which is different: {diverged}; nothing was written",
+            seq=diverged.seq,
+            call=diverged.call,
+            hint=_way_out(run_id, events, diverged, order),
+        ) from diverged
+
+
+def _way_out(run_id: str, events: list[Event], diverged: Diverged, order: Order) -> str:
+    """The last event before the difference, to which the run can go back; and else the code as it was."""
+    known = {event.seq: event for event in history(events).events}
+    at = known.get(diverged.seq)
+    back = None if at is None else at.cause
+    as_it_was = "put the code back as it was up to there"
+    if back is None or back <= 2:
+        return as_it_was
+    command = f"{shell.command('rewind', run_id)} --to {back}{f' {order.given}' if order.given else ''}"
+    return f"{as_it_was}, or go back to before the difference: {command}"
+
+
+# -- the preview ------------------------------------------------------------------------------------------------------
+def record(plan: Reopened, *, dry_run: bool) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(plan)
+    return {**found, "dry_run": dry_run}
+
+
+def preview(plan: Reopened, indent: str = "") -> Iterator[str]:
+    """What a retry or a rewind means, for a person: the calls by what becomes of them, the cost, and the version."""
+    versions = f"version {plan.version}" + (f" instead of version {plan.before}" if plan.before != plan.version else ", as before")
+    yield f"{indent}run {plan.run_id} goes on from event {plan.back_to}, with {versions}"
+    effects = sum(call.effect not in ("read", "model") for call in plan.kept)
+    yield f"{indent}  kept, and not made again: {plural(len(plan.kept), 'call')} with a result" + (
+        f" ({effects:,} with an effect)" if effects else ""
+    )
+    for title, lines in (
+        ("open", plan.open),
+        ("will run", plan.next),
+    ):
+        yield from _part(indent, title, lines)
+    known = {call.call for call in plan.again}
+    superseded = [call for call in plan.superseded if call.call not in known]
+    yield from _part(
+        indent,
+        "made before, and not known to the agent any more (if it makes one again, the recorded result is used)",
+        [_superseded(call) for call in superseded],
+    )
+    if any(call.undo and _is_effect(call) for call in superseded):
+        yield f"{indent}    what the agent does not make again stays done; when the run has ended: {shell.command('undo', plan.run_id)}"
+    spent = used(plan.used)
+    if spent:
+        yield f"{indent}  used so far, and not refunded: {spent}"
+    for child in plan.children:
+        yield from preview(child, indent + "  ")
+
+
+def _part(indent: str, title: str, lines: list[str]) -> Iterator[str]:
+    if not lines:
+        return
+    yield f"{indent}  {title}:"
+    for line in lines[:SHOWN]:
+        yield f"{indent}    {line}"
+    if len(lines) > SHOWN:
+        yield f"{indent}    … and {len(lines) - SHOWN:,} more (--json has all)"
+
+
+def _is_effect(call: ReopenedCall) -> bool:
+    return call.state == "completed" and call.effect not in ("read", "model")
+
+
+def _superseded(call: ReopenedCall) -> str:
+    doubt = call.state in ("in_doubt", "started", "failing", "retry_wait", "idle") and call.effect in ("once", "keyed")
+    state = "in doubt: it may have happened, and stays so until the agent makes it again" if doubt else call.state
+    undo = ""
+    if _is_effect(call):
+        undo = {True: "; its tool has an undo", False: "; its tool has no undo", None: "; whether it has an undo is not known"}[call.undo]
+    return f"call {call.call} {call.tool} ({call.effect}): {state}{undo}"

@@ -1,0 +1,383 @@
+"""`perdure retry`: let runs that have failed or were cancelled go on; one run, several, or all that a query finds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+from msgspec import Struct, field, structs
+
+from perdure import shell
+from perdure.cli import common
+from perdure.cli.driving import log_to_stderr, stop_on_signals
+from perdure.cli.reopening import Order, preview, record, reopen_one, reopened
+from perdure.cli.steering import by_option, speaker, who_goes_on
+from perdure.cli.target import load_target, load_targets, recorded_target, with_children, with_tools
+from perdure.cli.where import Query, parse_query, where_option
+from perdure.core.identity import undone_by
+from perdure.core.state import RunState
+from perdure.engine.api import Reading
+from perdure.errors import Conflict, InvalidInput, PerdureError, StoreUnavailable, UnknownAgent
+from perdure.inspect.text import clip, plural, span
+from perdure.inspect.view import read_run, require
+from perdure.settings import Settings
+from perdure.store.api import FINISHED, RunRow
+
+if TYPE_CHECKING:
+    from perdure.agent import Agent
+    from perdure.app import Perdure
+
+F = TypeVar("F", bound=Callable[..., Any])
+SAMPLE = 5
+REFUSED_SHOWN = 20
+_STATUSES = ("failed", "cancelled", "needs_attention")
+_TARGET = re.compile(r".*\.(?:py|toml|json)(?::\w+)?\Z", re.DOTALL)
+
+
+def reopening_options(function: F) -> F:
+    """The options that `retry` and `rewind` share."""
+    for option in reversed(
+        (
+            click.option("--tools", metavar="FILE.py", help="If TARGET is a plan: the file with its tools."),
+            click.option("--dry-run", is_flag=True, help="Only print what would be kept and what would run."),
+            click.option("--yes", is_flag=True, help="Do not ask."),
+            click.option("--reason", metavar="TEXT", help="Why; a note for the journal."),
+            click.option("--fresh", is_flag=True, help="Make `read` calls and requests to models again, instead of using their results."),
+            by_option("Who says so."),
+            common.url_option,
+            common.json_option,
+        )
+    ):
+        function = cast(F, option(function))
+    return function
+
+
+@click.command("retry")
+@click.argument("words", nargs=-1, metavar="[RUN…] [TARGET]", shell_complete=common.complete_run)
+@where_option("Instead of RUNs: all failed runs that match (status:cancelled or status:needs_attention: these instead).")
+@reopening_options
+def command(
+    words: tuple[str, ...],
+    where: str | None,
+    tools: str | None,
+    dry_run: bool,
+    yes: bool,
+    reason: str | None,
+    fresh: bool,
+    by: str | None,
+    url: str | None,
+    as_json: bool,
+) -> int:
+    """Let runs that have failed or were cancelled go on.
+
+    Calls that failed are attempted again, by the rules of their effect class. Calls that have a result are not made
+    again. If the agent itself failed, its last step is taken again with the code of now. A run that needs attention
+    goes on as after `perdure unpause`. Without TARGET the code recorded with each run is used, as by `perdure resume`.
+    """
+    settings = common.settings_with(url=url)
+    log_to_stderr(logging.WARNING)
+    with common.existing_runs(url) as store:
+        now = common.now_at(store)
+        query = None if where is None else _query(where, now)
+        run_ids, target = _split(store, words, where)
+        order = Order(speaker(by), reason, fresh, url, as_json, yes, dry_run, with_tools(target, tools))
+        order.check_terminal("retry")
+        if query is None and len(run_ids) == 1:
+            row = require(store, run_ids[0])
+            if row.status == "needs_attention":
+                return asyncio.run(_unpause_one(settings, store, row, order))
+            _check_ended(row)
+            agents = agents_of(store, row, target, tools, settings, "retry", common.url_words(url))
+            return asyncio.run(_one(settings, row.run_id, agents, order))
+    crowd = _Crowd(settings, order, target, tools, query, run_ids, now)
+    return asyncio.run(crowd.retry())
+
+
+def _query(where: str, now: int) -> Query:
+    """The query. Without a status it means failed runs: a run that was cancelled was cancelled on purpose."""
+    query = parse_query(where, now)
+    if not query.statuses:
+        return structs.replace(query, statuses=("failed",))
+    other = [status for status in query.statuses if status not in _STATUSES]
+    if other:
+        raise InvalidInput(f"--where status:{other[0]}: only runs that are {' or '.join(_STATUSES)} can be retried")
+    return query
+
+
+def _split(store: Reading, words: tuple[str, ...], where: str | None) -> tuple[list[str], str | None]:
+    """The runs, and the TARGET if the last word is one: a file, or a module with a name, and no run has that id."""
+    run_ids, target = list(dict.fromkeys(words)), None
+    if run_ids and (where is not None or len(run_ids) > 1):
+        last = run_ids[-1]
+        if _TARGET.match(last) or (":" in last and store.get(last) is None):
+            target = run_ids.pop()
+    if where is not None and run_ids:
+        raise InvalidInput(f"give the runs or --where, and not both: {run_ids[0]!r:.60} and --where")
+    if where is None and not run_ids:
+        raise InvalidInput("name the runs to retry, or select them: perdure retry --where 'status:failed agent:NAME'")
+    return run_ids, target
+
+
+def _check_ended(row: RunRow) -> None:
+    """Conflict, with the way out, if the run has not ended."""
+    way_out = {
+        "queued": f"it is ready already: {shell.command('resume', row.run_id)}, or a worker goes on with it",
+        "paused": f"let it go on: {shell.command('unpause', row.run_id)}",
+        "running": f"a worker holds it: {shell.command('why', row.run_id)}",
+    }
+    if row.status not in FINISHED:
+        back = f"to let it go on from an earlier event: {shell.command('rewind', row.run_id)} --to SEQ"
+        raise Conflict(
+            f"run {row.run_id} is {row.status.replace('_', ' ')}, and only a run that has failed or was cancelled is retried",
+            hint=way_out.get(row.status, back),
+        )
+
+
+def agents_of(
+    store: Reading, row: RunRow, target: str | None, tools: str | None, settings: Settings, verb: str, options: str
+) -> list[Agent[Any, Any]]:
+    """The code that goes on with the run: the TARGET that the user typed, or the target that the run has recorded."""
+    row.check_live()
+    if (undone := undone_by(row.run_id)) is not None:
+        raise InvalidInput(f"run {row.run_id} is the undo of run {undone}; continue it with: {shell.command('undo', undone)}")
+    if row.parent is not None:
+        root = row.run_id.partition("/")[0]
+        raise Conflict(
+            f"run {row.run_id} is a child of run {row.parent}, which was told how it ended: reopen the parent, and its child goes on too",
+            hint=f"{shell.command('retry', root)}",
+        )
+    if row.status == "succeeded":
+        raise Conflict(f"run {row.run_id} has succeeded: its result counts, and it cannot be reopened")
+    words = target or recorded_target(store, row, settings.url, verb, options)
+    agents = with_children([load_target(words, tools).agent])
+    if agents[0].name != row.agent:
+        raise UnknownAgent(
+            f"run {row.run_id} belongs to agent {row.agent!r}, but the target is agent {agents[0].name!r}; name the right agent"
+        )
+    return agents
+
+
+async def _one(settings: Settings, run_id: str, agents: list[Agent[Any, Any]], order: Order) -> int:
+    from perdure.app import Perdure
+
+    async with Perdure(agents=agents, settings=settings) as app:
+        return await reopen_one(app, run_id, None, order)
+
+
+# -- a run that needs attention ---------------------------------------------------------------------------------------
+def check_can_go_on(row: RunRow, state: RunState) -> None:
+    """Conflict if a run that needs attention stops again at once: a person has to say something first."""
+    why = shell.command("why", row.run_id)
+    if row.attention == "in_doubt":
+        doubts = [f"call {call.number} ({call.tool})" for call in state.open.values() if call.phase == "in_doubt"]
+        raise Conflict(f"run {row.run_id} needs attention: {', '.join(doubts[:3])} may have happened; resolve that first: {why} says how")
+    if row.attention == "budget":
+        raise Conflict(f"run {row.run_id} needs attention: its budget is used up; add to it with perdure unpause: {why} says how much")
+
+
+async def _unpause_one(settings: Settings, store: Reading, row: RunRow, order: Order) -> int:
+    from perdure.app import Perdure
+
+    check_can_go_on(row, read_run(store, row.run_id).state)
+    said = f"run {row.run_id} needs attention: {clip(row.error or row.waiting_for or '', 200)}; it goes on where it stands, as after perdure unpause"
+    if order.dry_run:
+        if order.as_json:
+            common.out_json({"run_id": row.run_id, "status": row.status, "dry_run": True})
+        else:
+            common.out(common.clean(said))
+        return common.SUCCEEDED
+    if sys.stderr.isatty():
+        common.note(common.clean(said))
+    if not order.yes and not click.confirm(f"let run {row.run_id} go on?", err=True):
+        common.fail("nothing was written")
+    async with Perdure(settings=settings) as app:
+        await app.unpause(row.run_id, by=order.by, note=order.reason)
+        after = await app.handle(row.run_id).row()
+        if order.as_json:
+            common.out_json({"run_id": row.run_id, "status": after.status, "dry_run": False})
+        else:
+            common.out(common.clean(f"run {row.run_id} may go on; {who_goes_on(app.reading, after, settings, order.url)}"))
+    return common.SUCCEEDED
+
+
+# -- many runs --------------------------------------------------------------------------------------------------------
+class _Sample(Struct):
+    """What the query finds: how many runs, of which agents, and the first few."""
+
+    count: int = 0
+    left_out: int = 0
+    agents: Counter[str] = field(default_factory=Counter)
+    first: list[RunRow] = []
+
+
+class _Crowd:
+    """Retries many runs, one after the other. Each is journaled by itself, so the same command can be typed again."""
+
+    def __init__(
+        self, settings: Settings, order: Order, target: str | None, tools: str | None, query: Query | None, run_ids: list[str], now: int
+    ) -> None:
+        self._settings = settings
+        self._order = order
+        self._query = query
+        self._run_ids = run_ids
+        self._now = now
+        # With a TARGET, all its agents serve all runs. Without it, each run has recorded its own.
+        self._given = None if target is None else with_children([one.agent for one in load_targets(target, tools)])
+        self._loaded: dict[str, list[Agent[Any, Any]]] = {}
+        self._apps: dict[str, Perdure] = {}
+        self._refused: list[tuple[str, str]] = []
+        self._done = 0
+
+    async def retry(self) -> int:
+        order = self._order
+        async with AsyncExitStack() as self._open:
+            reading = await self._reading()
+            found = await asyncio.to_thread(self._look, reading)
+            if not found.count and not self._refused:
+                common.note("no runs that match")
+                return common.SUCCEEDED
+            if not order.dry_run and found.count:
+                self._ask(found)
+            # From here on a signal stops the work between two runs. Before, Ctrl-C ends the question.
+            stop = stop_on_signals(asyncio.get_running_loop())
+            async for row in self._each(reading):
+                if stop.is_set():
+                    break
+                await self._retry(row)
+                if sys.stderr.isatty() and not order.dry_run:
+                    total = f"{self._done + len(self._refused):,} of {found.count:,}"
+                    print(f"\r  {total}", end="", file=sys.stderr, flush=True)
+            if sys.stderr.isatty() and not order.dry_run:
+                print(file=sys.stderr)
+            return self._report(found, stopped=stop.is_set())
+
+    async def _reading(self) -> Reading:
+        """An app without agents, to read with."""
+        from perdure.app import Perdure
+
+        app = await self._open.enter_async_context(Perdure(settings=self._settings))
+        return app.reading
+
+    def _rows(self, reading: Reading) -> Iterator[RunRow]:
+        """The runs, newest first. A run that has changed since the question is left out: nobody has agreed to that."""
+        if self._query is not None:
+            yield from (row for row in self._query.rows(reading) if row.updated_at <= self._now)
+            return
+        for run_id in self._run_ids:
+            yield require(reading, run_id)
+
+    def _look(self, reading: Reading) -> _Sample:
+        found = _Sample()
+        for row in self._rows(reading):
+            if self._is_left_out(row):
+                found.left_out += 1
+                continue
+            found.count += 1
+            found.agents[f"{row.agent}@{row.version}"] += 1
+            if len(found.first) < SAMPLE:
+                found.first.append(row)
+        return found
+
+    def _is_left_out(self, row: RunRow) -> bool:
+        """A child goes on with its parent, an undo with `perdure undo`, and a specimen never. If named, the error says so."""
+        others = row.parent is not None or row.specimen is not None or undone_by(row.run_id) is not None
+        return self._query is not None and others
+
+    def _ask(self, found: _Sample) -> None:
+        agents = ", ".join(f"{count:,} of {agent}" for agent, count in found.agents.most_common(SAMPLE))
+        lines = [f"{plural(found.count, 'run')}: {agents}" + (" …" if len(found.agents) > SAMPLE else "")]
+        lines += [
+            f"  {row.run_id}  {row.status} {span(self._now - row.updated_at)} ago: {clip(row.error or '', 80)}" for row in found.first
+        ]
+        if found.count > len(found.first):
+            lines.append(f"  … and {found.count - len(found.first):,} more; what each would do: --dry-run")
+        if sys.stderr.isatty():
+            for line in lines:
+                common.note(common.clean(line))
+        if not self._order.yes and not click.confirm(f"let {'it' if found.count == 1 else 'them'} go on?", err=True):
+            common.fail("nothing was written")
+
+    async def _each(self, reading: Reading) -> AsyncIterator[RunRow]:
+        rows = self._rows(reading)
+        while (row := await asyncio.to_thread(next, rows, None)) is not None:
+            if not self._is_left_out(row):
+                yield row
+
+    async def _retry(self, row: RunRow) -> None:
+        order = self._order
+        try:
+            if row.status == "needs_attention":
+                await self._unpause(row)
+            else:
+                app = await self._app_for(row)
+                plan = await reopened(app, row.run_id, None, order, dry_run=order.dry_run)
+                if order.as_json:
+                    common.out_json(record(plan, dry_run=order.dry_run))
+                elif order.dry_run:
+                    for line in preview(plan):
+                        common.out(common.clean(line))
+        except StoreUnavailable:
+            raise
+        except PerdureError as error:
+            self._refused.append((row.run_id, error.in_full()))
+            if order.as_json:
+                common.out_json({"run_id": row.run_id, "refused": error.in_full(), "dry_run": order.dry_run})
+            return
+        self._done += 1
+
+    async def _unpause(self, row: RunRow) -> None:
+        order, app = self._order, await self._app("", [])
+        check_can_go_on(row, await app.handle(row.run_id).state())
+        if not order.dry_run:
+            await app.unpause(row.run_id, by=order.by, note=order.reason)
+        if order.as_json:
+            common.out_json({"run_id": row.run_id, "dry_run": order.dry_run})
+        elif order.dry_run:
+            common.out(common.clean(f"run {row.run_id} needs attention, and goes on where it stands"))
+
+    async def _app_for(self, row: RunRow) -> Perdure:
+        if self._given is not None:
+            if row.agent not in {agent.name for agent in self._given}:
+                names = ", ".join(sorted({agent.name for agent in self._given}))
+                raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, and the target has {names}")
+            return await self._app("TARGET", self._given)
+        options = common.url_words(self._order.url)
+        reading = (await self._app("", [])).reading
+        words = await asyncio.to_thread(recorded_target, reading, row, self._settings.url, "retry", options)
+        if words not in self._loaded:
+            self._loaded[words] = with_children([load_target(words).agent])
+        return await self._app(words, self._loaded[words])
+
+    async def _app(self, name: str, agents: Iterable[Agent[Any, Any]]) -> Perdure:
+        from perdure.app import Perdure
+
+        if name not in self._apps:
+            self._apps[name] = await self._open.enter_async_context(Perdure(agents=list(agents), settings=self._settings))
+        return self._apps[name]
+
+    def _report(self, found: _Sample, *, stopped: bool) -> int:
+        order, refused = self._order, self._refused
+        for run_id, why in refused[:REFUSED_SHOWN]:
+            common.note(common.clean(f"  not retried: {why if run_id in why else f'run {run_id}: {why}'}"))
+        if len(refused) > REFUSED_SHOWN:
+            common.note(f"  … and {len(refused) - REFUSED_SHOWN:,} more")
+        if found.left_out:
+            common.note(f"  {found.left_out:,} left out: a child goes on with its parent, and a specimen never")
+        if not order.as_json:
+            would = "can be retried" if order.dry_run else "queued"
+            parts = [f"{plural(self._done, 'run')} {would}"]
+            if refused:
+                parts.append(f"{len(refused):,} not")
+            if stopped:
+                parts.append("interrupted: the same command goes on with the rest")
+            elif self._done and not order.dry_run:
+                parts.append("a worker goes on with them: perdure worker TARGET, if none serves them")
+            common.out("; ".join(parts))
+        return 130 if stopped else common.FAILED if refused else common.SUCCEEDED
