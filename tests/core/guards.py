@@ -288,7 +288,7 @@ def the_cost_of_superseded_calls_is_forgotten(patch: Patch) -> None:
 
 
 def any_point_will_do(patch: Patch) -> None:
-    patch.setattr(reopen, "_split", lambda events, point: None)
+    patch.setattr(reopen, "split_at", lambda events, point: None)
 
 
 def _without_bodies(kind: type, of: Callable[[int | None], bool]) -> Any:
