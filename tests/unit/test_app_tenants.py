@@ -43,8 +43,12 @@ DOORS: dict[str, dict[str, Any]] = {
     "transcript": {},
     "plan_undo": {},
     "undo": {},
+    "retry": {},
+    "rewind": {"to": 2},
+    "fork": {},
+    "diff": {"other": "ended"},
 }
-LOOKS = ["info", "status", "result", "events", "follow", "state"]
+LOOKS = ["info", "status", "result", "events", "follow", "state", "inspect"]
 # Deprecated; for perdure's own verbs; an artifact is refused when it is opened (tests/artifacts/test_artifacts.py).
 NOT_PUBLIC = {"requeue", "row", "artifact"}
 

@@ -161,7 +161,7 @@ def test_a_run_whose_journal_has_its_end_is_not_claimed_by_its_name_whatever_its
                 StoreCorrupt, match=rf"has ended \(event {len(before)}, run_succeeded\), and its row says {status}"
             ) as refused:
                 await app.drive("r")
-            assert refused.value.hint == "perdure verify r tells more"
+            assert refused.value.hint == "write the row again from the journal: perdure verify r --repair"
             assert await app.handle("r").events() == before
 
     asyncio.run(main())

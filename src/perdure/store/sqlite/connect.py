@@ -54,13 +54,17 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
     return connection
 
 
-def fit_log(connection: apsw.Connection, rows: int) -> None:
+def fit_log(connection: apsw.Connection, rows: int, *, is_long: bool) -> bool:
     """Choose how long the log may become, before the commit of a transaction that has changed so many rows.
 
     The commits of many runs change the same pages again and again: in a log that is three times as long, a checkpoint
-    copies a page once for several commits. SQLite itself makes the checkpoint, as before, after the commit.
+    copies a page once for several commits. SQLite itself makes the checkpoint, as before, after the commit. `is_long`:
+    the log of this connection may be long now. Returns whether it may be long from now on.
     """
-    connection.wal_autocheckpoint(_LOG_PAGES * 3 if rows >= _LARGE_COMMIT_ROWS else _LOG_PAGES)
+    wants_long = rows >= _LARGE_COMMIT_ROWS
+    if wants_long != is_long:
+        connection.wal_autocheckpoint(_LOG_PAGES * 3 if wants_long else _LOG_PAGES)
+    return wants_long
 
 
 def connect_memory() -> apsw.Connection:

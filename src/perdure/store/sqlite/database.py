@@ -81,6 +81,7 @@ class SqliteDatabase:
             check_place(path)
             create_private(path)
         self._writer: apsw.Connection | None = None
+        self._log_is_long = False  # see fit_log
         try:
             self._writer = self._connect()
             migrate(self._writer, self.where)
@@ -110,7 +111,7 @@ class SqliteDatabase:
             try:
                 done = work(SqliteCursor(cursor))
                 if self.path is not None:
-                    fit_log(connection, connection.total_changes() - changed_before)
+                    self._log_is_long = fit_log(connection, connection.total_changes() - changed_before, is_long=self._log_is_long)
                 try:
                     cursor.execute(_COMMIT)
                 except apsw.Error as error:
@@ -223,7 +224,7 @@ class SqliteDatabase:
         if self._writer is None:
             if self._closed:
                 raise StoreError("has been closed by this process; open the store again", where=self.where)
-            self._writer = self._connect()
+            self._writer, self._log_is_long = self._connect(), False
         assert not self._writer.in_transaction, "a transaction was begun inside another: a tool's work must not use the store"
         return self._writer
 
