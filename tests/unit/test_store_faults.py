@@ -171,11 +171,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     if (
         os.getuid() != 0
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "perdure-test", str(folder)], capture_output=True).returncode != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "perdure-test", str(folder)], capture_output=True).returncode != 0
     ):
         pytest.skip("mounting a small file system needs privileges that this user does not have")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True)  # lazily: after a failure the store is still open there
 
 
 def test_a_file_system_that_really_is_full_and_has_room_again(small_disk: Path) -> None:
