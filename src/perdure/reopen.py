@@ -38,7 +38,7 @@ class ReopenedCall(Struct, frozen=True):
     effect: str
     state: str  # "completed", "failed", "in_doubt" …
     key: str
-    undo: bool | None = None  # has its tool a compensate hook? None: this code does not say
+    undo: bool | None = None  # superseded calls only: has the tool a compensate hook? None: not known
 
 
 class Reopened(Struct, frozen=True):

@@ -106,7 +106,8 @@ def _waiting(store: Reading, run_id: str) -> Iterator[Callable[[int], None]]:
     def wait(version: int) -> None:
         nonlocal stop
         if stop is None:
-            # Only now, since most runs have ended. Look once more: an event may have come before this.
+            # The watch begins only here, because a run that has ended needs no watch, and most runs have ended. Return
+            # at once, so that the caller reads the journal again: an event may have come before the watch began.
             stop = store.watch(moved)
             return
         while not hinted.wait(POLL_S) and store.version() == version:

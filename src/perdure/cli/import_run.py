@@ -18,12 +18,13 @@ from perdure.inspect.text import plural
 @common.url_option
 @common.json_option
 def command(file: str, url: str | None, as_json: bool) -> None:
-    """Take the run in FILE, which `perdure export` has written, into this journal as a specimen: a copy to be looked at.
+    """Take the run in FILE, written by `perdure export`, into this journal as a specimen: a copy to be looked at.
 
-    The file is checked whole first; if it is damaged, the first bad event is named and nothing is written. The specimen has its
-    children, blobs and artifacts with it. `show`, `events`, `why`, `trace`, `replay` and `verify` read it like any run. No
-    worker ever drives it, and every verb that acts on a run refuses it. The same file again changes nothing. A journal is
-    created if there is none. `perdure prune --specimen RUN` deletes it.
+    The whole file is checked first; if it is damaged, the first bad event is named and nothing is written. The
+    children, blobs and artifacts of the run are imported with it. `show`, `events`, `why`, `trace`, `replay` and
+    `verify` read a specimen like any run. No worker ever drives it, and every verb that acts on a run refuses it.
+    `perdure prune --specimen RUN` deletes it. To import the same file again changes nothing. If there is no journal
+    yet, it is created.
     """
     path = Path(file)
     family = read_family(path, by=os_user(), now=common.now_us())

@@ -173,7 +173,8 @@ def journal_at(run_id: str, events: Sequence[Event], at: int | None) -> Journal:
         raise NotFound(f"run {run_id} has not begun: no worker has claimed it, so its agent stands nowhere yet")
     if at < began:
         raise NotFound(f"run {run_id}: its agent began at event {began}; at event {at} there is nothing to look at")
-    # What a person reopened later has superseded events that the agent knew at that moment, and may have another version.
+    # If a person reopened the run after event `at`, leave out the `run_reopened` and all later events: the reopening
+    # has superseded events that the agent knew at `at`, and may have changed the version of the run.
     reopened = next((event.seq for event in events[at:] if isinstance(event.body, RunReopened)), None)
     known = events if reopened is None else events[: reopened - 1]
     return Journal(known, fold(known), at)

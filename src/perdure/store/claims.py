@@ -386,7 +386,8 @@ class Claims(Part):
 def _set_aside(cursor: Cursor, found: Row) -> None:
     """Stop a run that has ended by its journal, and whose edited row says that it is ready. Nothing is appended."""
     row = run_row(found)
-    # The triggers keep a row as it is if its status is one of a finished run. Such a row stays ready, and is left out again.
+    # If the status in the row says that the run is finished, a trigger would refuse this change. So the row stays
+    # ready, and every later claim that chooses the row leaves it out, as this one does.
     if row.status not in FINISHED:
         cursor.change("set_aside", {"id": key_of(found), "error": _edited(row)})
 

@@ -115,7 +115,7 @@ class ServerConnections:
         self._address = address
         self._transport = transport
         self._open_s = open_s
-        self._recover = recover  # a function: the SDK's error → the original error, if the SDK's error replaces it
+        self._recover = recover  # a function: an error of the SDK → the HTTP error behind it, else the same error
         self._secrets = secrets
         self._live: Live | None = None
         self._opening: asyncio.Future[Live | Exception] | None = None

@@ -96,7 +96,7 @@ class Attempt:
         self._done: Callable[[Performed], None] | None = None  # set from `start` until the answer is reported
         self._answer: Returned | Unrecordable | Raised | None = None  # how an async tool's own code ended
         self._begun = False  # the code of an async tool has begun to run
-        self._interrupted = False  # a signal interrupted an async tool
+        self._interrupted = False  # a signal of the operating system (Ctrl-C) interrupted an async tool
         self._stopped: Literal["timeout", "silent", "cancelled"] | None = None
         self._task: asyncio.Task[None] | None = None  # the task of an async tool that did not end in its first step
         self._job: Job | None = None  # the job of a sync tool, or of an isolated tool

@@ -26,9 +26,9 @@ def translated(error: apsw.Error, where: str) -> StoreError:
         case apsw.FullError():
             return StoreUnavailable("cannot be written: disk full; nothing was written: make room and try again", where=where)
         case apsw.IOError() if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHORT_READ:
-            # The end of the file is missing, as after a power loss on a disk that had not synced: another try would find the
-            # same. SQLite says so if the missing page is part of a long value, which it reads past its cache; for other
-            # pages it says that the file is malformed.
+            # The end of the file is missing, as after a power loss on a disk that had not synced. Another try would
+            # fail in the same way. SQLite raises this error only if the missing page is part of a long value, because
+            # it reads such pages without its cache. For other missing pages SQLite says that the file is malformed.
             return StoreCorrupt("is damaged (its last pages are missing); do not write to it: restore a backup", where=where)
         case apsw.IOError():
             return StoreUnavailable(

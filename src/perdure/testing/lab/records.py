@@ -101,7 +101,7 @@ class Figures(Struct, frozen=True):
     not_reached: int
     not_compared: int
     not_seen: int
-    unkilled: int  # how many of the wrong trials never reached their boundary
+    unkilled: int  # how many of the wrong trials did not reach all boundaries at which they were to be killed
     seconds: float
     resume_median_ms: float
     resume_most_ms: float
