@@ -293,7 +293,12 @@ def test_runs_are_chosen_by_age_status_and_number(till: Desk) -> None:
     def chosen(*words: str) -> int:
         return len(verdicts(till.json("whatif", "shop.py:till", *words)))
 
-    assert (chosen("--since", "1d"), chosen("--since", "2999-01-01"), chosen("--limit", "2"), chosen("--status", "failed")) == (5, 0, 2, 0)
+    assert (
+        chosen("--where", "since:1d"),
+        chosen("--where", "since:2999-01-01"),
+        chosen("--limit", "2"),
+        chosen("--where", "status:failed"),
+    ) == (5, 0, 2, 0)
     assert chosen("--tenant", "other") == 0
     code, _, err = till("whatif", "shop.py")
     assert (code, "has 3 agents" in err) == (2, True)

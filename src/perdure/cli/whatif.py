@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import click
 import msgspec
@@ -20,14 +20,13 @@ from perdure.agent import Agent, source_digest
 from perdure.cli import common
 from perdure.cli.fork import read_answers
 from perdure.cli.target import load_targets
-from perdure.cli.times import parse_past
+from perdure.cli.where import Query, parse_query, where_option
 from perdure.core import codec
 from perdure.core.events import Usage
 from perdure.errors import InvalidInput, NotReady, PerdureError
 from perdure.inspect.diff import DiffCall, call_words, end_words, same_effects
 from perdure.inspect.text import clip, money, plural
-from perdure.inspect.view import all_rows
-from perdure.store.api import Filter, RunRow, Status
+from perdure.store.api import RunRow
 
 if TYPE_CHECKING:
     from perdure.engine.api import Reading
@@ -68,9 +67,7 @@ class _Outcome(Struct):
 @click.command("whatif")
 @click.argument("target", metavar="TARGET")
 @click.option("--agent", "name", metavar="NAME", help="If TARGET has several agents: the agent whose runs are rehearsed.")
-@click.option("--since", metavar="T", help="Only runs that were created since then: an ISO time, or 15m, 2h, 7d ago.")
-@click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status. Default: succeeded and failed.")
-@click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
+@where_option("Only runs that match all terms of the query (without status: those that have succeeded or failed):")
 @click.option("--set-model", "model", metavar="NAME", help="Another model, for a ReAct agent.")
 @click.option("--limit", type=click.IntRange(min=1, max=1_000_000), default=100, show_default=True, metavar="N", help="The newest N runs.")
 @click.option("--budget", type=click.FloatRange(min=0, min_open=True), metavar="USD", help="Stop when the models have cost this much.")
@@ -84,9 +81,7 @@ class _Outcome(Struct):
 def command(
     target: str,
     name: str | None,
-    since: str | None,
-    status: str | None,
-    tenant: str | None,
+    where: str | None,
     model: str | None,
     limit: int,
     budget: float | None,
@@ -108,7 +103,7 @@ def command(
     agent = _agent(target, tools, name)
     asked = agent if model is None else agent.with_model(model)
     answers = read_answers(answers_file)
-    after = 0 if since is None else parse_past(since, common.now_us(), "--since")
+    query = _query(where, agent.name)
     compares_text = not (ignore_text and getattr(agent, "output", agent) is None)
     question = {
         "agent": agent.name,
@@ -120,7 +115,7 @@ def command(
         "text": compares_text,
     }
     with common.existing_runs(url) as store, _kept(state_file, question) as kept:
-        rows = list(islice(_rows(store, agent.name, status, tenant, after), limit))
+        rows = list(islice(query.rows(store), limit))
         work = _Work(rows, kept, asked, compares_text)
         interrupted = False
         try:
@@ -144,13 +139,11 @@ def _agent(target: str, tools: str | None, name: str | None) -> Agent[Any, Any]:
     return agents[name] if name is not None else next(iter(agents.values()))
 
 
-def _rows(store: Reading, agent: str, status: str | None, tenant: str | None, after: int) -> Iterator[RunRow]:
-    wanted: Any = status
-    for row in all_rows(store, Filter(status=wanted, agent=agent, tenant=tenant)):
-        if row.created_at < after:
-            return  # the newest run comes first
-        if status is not None or row.status in ("succeeded", "failed"):
-            yield row
+def _query(where: str | None, agent: str) -> Query:
+    query = parse_query(where or "", common.now_us())
+    if query.agent not in (None, agent):
+        raise InvalidInput(f"--where agent:{query.agent}: the target is agent {agent}, and only its runs can be rehearsed with it")
+    return structs.replace(query, agent=agent, statuses=query.statuses or ("succeeded", "failed"))
 
 
 # -- rehearsing -------------------------------------------------------------------------------------------------------
