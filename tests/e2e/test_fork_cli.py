@@ -293,13 +293,11 @@ def test_runs_are_chosen_by_age_status_and_number(till: Desk) -> None:
     def chosen(*words: str) -> int:
         return len(verdicts(till.json("whatif", "shop.py:till", *words)))
 
-    assert (
-        chosen("--where", "since:1d"),
-        chosen("--where", "since:2999-01-01"),
-        chosen("--limit", "2"),
-        chosen("--where", "status:failed"),
-    ) == (5, 0, 2, 0)
-    assert chosen("--tenant", "other") == 0
+    queries = ("since:1d", "since:2999-01-01", "status:failed", "tenant:other", "agent:till")
+    assert [chosen("--where", query) for query in queries] == [5, 0, 0, 0, 5]
+    assert chosen("--limit", "2") == 2
+    code, _, err = till("whatif", "shop.py:till", "--where", "agent:shop")
+    assert (code, "the target is agent till" in err) == (2, True)
     code, _, err = till("whatif", "shop.py")
     assert (code, "has 3 agents" in err) == (2, True)
     assert till("whatif", "shop.py", "--agent", "till")[0] == 0
