@@ -140,7 +140,7 @@ def _agent(target: str, tools: str | None, name: str | None) -> Agent[Any, Any]:
 
 
 def _query(where: str | None, agent: str) -> Query:
-    query = parse_query(where or "", common.now_us())
+    query = Query() if where is None else parse_query(where, common.now_us())
     if query.agent not in (None, agent):
         raise InvalidInput(f"--where agent:{query.agent}: the target is agent {agent}, and only its runs can be rehearsed with it")
     return structs.replace(query, agent=agent, statuses=query.statuses or ("succeeded", "failed"))
