@@ -264,6 +264,7 @@ def test_a_suspended_worker_is_called_silent_and_resume_takes_its_run_over_when_
     worker = desk.begin("worker", "desk.py")
     desk("run", "desk.py:looker", "--id", "r", "--detach")
     until(lambda: desk.ledger == ["look x"])
+    until(lambda: "tool_call_initiated" in desk.types("r"))  # the intent of a `read` is written a little later
     assert "is held by another worker" in desk.refusal("resume", "r", code=8)
     worker.send_signal(signal.SIGSTOP)
     until(lambda: f":{worker.pid} (silent)" in desk("list").stdout)
