@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.drive_tools import ManualClock, perdure, run
 
-from perdure import Agent, Approval, Budget, Fatal, Outcome, Perdure, Retry, Run, Tool, Usage, agent, tool
+from perdure import Agent, Approval, Budget, Call, Fatal, Outcome, Perdure, Retry, Run, Tool, Usage, agent, tool
 from perdure.core.events import (
     CancelRequested,
     ChildStarted,
@@ -123,6 +123,56 @@ def test_a_retry_after_a_bug_takes_the_last_step_again_and_makes_no_call_again()
         assert world.log == ["pay bill", "look mail", "pay tip"]
         body = (await journal(app))[before[-1].seq].body
         assert body == RunReopened("ann", done.back_to, "fixed")
+
+    scenario(world, a)(test)
+
+
+@pytest.mark.parametrize("raised", [PermissionError("no"), InvalidInput("the answer does not fit")], ids=["permission", "validation"])
+def test_a_refusal_that_a_once_tool_raises_after_its_effect_leads_to_no_second_effect(raised: Exception):
+    """A tool may check the answer of the service: the kind of its failure is `refused`, and its effect has happened."""
+    world = World()
+
+    @tool(effect="once")
+    async def charge(what: str) -> str:
+        world.log.append(what)
+        raise raised
+
+    @agent(name="a")
+    async def a(run: Run) -> str:
+        return await charge("bill")
+
+    async def test(app: Perdure) -> None:
+        await app.retry("r")
+        await app.drive("r", wait=False)
+        row = await app.handle("r").row()
+        assert (row.status, row.attention) == ("needs_attention", "in_doubt")
+        assert world.log == ["bill"]
+
+    scenario(world, a)(test)
+
+
+def test_an_unproven_failure_counts_also_if_a_later_attempt_was_not_sent():
+    world = World()
+    ways = iter([ValueError("odd"), NotSent("busy")])
+
+    @tool(effect="keyed", key_window=3600, retry=Retry(attempts=2, base=0))
+    async def charge(what: str, call: Call) -> str:
+        world.log.append(what)
+        raise next(ways, AssertionError("attempted again"))
+
+    @agent(name="a")
+    async def a(run: Run) -> str:
+        return await charge("bill")
+
+    async def test(app: Perdure) -> None:
+        assert len(world.log) == 2
+        assert isinstance(app.clock, ManualClock)
+        app.clock.advance(7200)  # the key protects nothing any more
+        await app.retry("r")
+        await app.drive("r", wait=False)
+        row = await app.handle("r").row()
+        assert (row.status, row.attention) == ("needs_attention", "in_doubt")
+        assert len(world.log) == 2
 
     scenario(world, a)(test)
 

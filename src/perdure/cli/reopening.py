@@ -37,7 +37,7 @@ class Order(msgspec.Struct, frozen=True):
     given: str = ""  # the TARGET that the user typed, quoted, with its --tools
 
     def check_terminal(self, verb: str) -> None:
-        """InvalidInput if nobody can be asked, and neither --yes nor --dry-run is given."""
+        """InvalidInput if no person can be asked, and neither --yes nor --dry-run is given."""
         if not self.yes and not self.dry_run and not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise InvalidInput(
                 f"{verb} asks before it writes, and this is no terminal: see what it would do with --dry-run, then say --yes"

@@ -266,7 +266,7 @@ class _Crowd:
         return app.reading
 
     def _rows(self, reading: Reading) -> Iterator[RunRow]:
-        """The runs, newest first. A run that has changed since the question is left out: nobody has agreed to that."""
+        """The runs, newest first. A run that has changed since the question is left out: the person has not seen that."""
         if self._query is not None:
             yield from (row for row in self._query.rows(reading) if row.updated_at <= self._now)
             return

@@ -22,6 +22,9 @@ from perdure.core.events import Failure, FailureKind
 from perdure.errors import ArtifactNotSaved, Fatal, InvalidInput, NotReady, NotSent, RetryLater
 
 IN_DOUBT_KINDS: frozenset[FailureKind] = frozenset(("timeout", "reset", "server_error", "not_saved", "process_died", "cancelled"))
+# Proof that nothing happened: every effect class allows another attempt. `refused` is no proof, because a tool may raise
+# such an exception after its effect, for example when it checks the answer of the service.
+HARMLESS_KINDS: frozenset[FailureKind] = frozenset(("not_sent", "rate_limited"))
 MAX_MESSAGE_CHARS = 2_000
 MAX_TRACEBACK_CHARS = 2_000
 MAX_RETRY_AFTER_S = 86_400.0

@@ -132,9 +132,8 @@ class Earlier(Struct, frozen=True):
 
     last: int = 0  # the highest number of a call before the run was reopened
     requests: dict[int, Event] = {}  # number → the event that requested the call first
-    outcomes: dict[
-        int, list[Event]
-    ] = {}  # number → the events that brought the outcome of the call, if it has one, and the edit of its arguments
+    # Number → the events that brought the outcome of the call, if it has one, and the edit of its arguments.
+    outcomes: dict[int, list[Event]] = {}
 
     def keep(self, event: Event) -> None:
         """Keep an event about one of these calls until the agent makes the call again."""

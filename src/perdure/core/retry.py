@@ -10,14 +10,12 @@ import math
 from msgspec import Struct
 
 from perdure.core.events import Effect, Failure
-from perdure.core.failures import IN_DOUBT_KINDS
+from perdure.core.failures import HARMLESS_KINDS, IN_DOUBT_KINDS
 from perdure.core.identity import jitter
 from perdure.errors import InvalidInput
 
 _PASSING = frozenset(("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died"))
 _NEVER = frozenset(("refused", "fatal", "cancelled", "not_encodable", "not_saved"))
-# Proof that nothing happened: every effect class allows another attempt.
-_HARMLESS = frozenset(("not_sent", "rate_limited"))
 LONGEST_DELAY_S = 365 * 86_400.0
 
 
@@ -51,7 +49,7 @@ class Retry(Struct, frozen=True):
 
     def covers(self, failure: Failure) -> bool:
         """Does this policy allow another attempt after this failure?"""
-        if failure.kind in _HARMLESS:
+        if failure.kind in HARMLESS_KINDS:
             return True
         if self.on is None:
             return failure.kind not in _NEVER
@@ -123,7 +121,7 @@ def _may_repeat(failure: Failure, effect: Effect, retry: Retry | None) -> bool:
     if retry is None:
         # An exception of a `once` tool may come after its effect: only proof that nothing happened allows another
         # attempt.
-        return failure.kind in (_HARMLESS if effect == "once" else _PASSING)
+        return failure.kind in (HARMLESS_KINDS if effect == "once" else _PASSING)
     if effect == "once" and retry.on is None:
-        return failure.kind in _HARMLESS
+        return failure.kind in HARMLESS_KINDS
     return retry.covers(failure)

@@ -675,7 +675,9 @@ class RunCore:
     def _deliver(self, event: Event, completion: Completion | None = None, source: Event | None = None) -> Asking[None]:
         """Deliver the event to the machine, and carry out the machine's commands.
 
-        `source`: the event that holds the completion, if `event` says that a superseded outcome is reused. While the run is closing, nothing is delivered: the next worker delivers the event.
+        `source`: the event that holds the completion, if `event` says that a superseded outcome is reused.
+
+        While the run is closing, nothing is delivered: the next worker delivers the event.
         """
         machine = self._machine
         if self.closing is not None:

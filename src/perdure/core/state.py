@@ -74,7 +74,7 @@ from perdure.core.events import (
     Usage,
 )
 from perdure.core.events import Status as Status
-from perdure.core.failures import IN_DOUBT_KINDS
+from perdure.core.failures import HARMLESS_KINDS, IN_DOUBT_KINDS
 from perdure.core.identity import CallKeys
 from perdure.core.suspects import goes_further
 from perdure.core.transitions import landing
@@ -161,6 +161,7 @@ class CallState(Struct, gc=False):
     failure: Failure | None = None
     doubt: str | None = None
     doubtful: bool = False  # some attempt may have happened, and its outcome is not known yet
+    unproven: bool = False  # some attempt failed, or a person said so, and nothing proves that its effect did not happen
     failed: int = 0  # how many attempts failed; an attempt that was stopped, or lost with its worker, does not count
     failed_at: int = 0  # the number of the last attempt whose failure was recorded, also if the attempt was stopped
     quiet_since: int = 0  # when the end of the last attempt was recorded, or the next worker claimed the run
@@ -633,6 +634,7 @@ class RunState(Struct, gc=False, eq=False):
             case ToolCallFailed():
                 began = call.phase == "started" and body.failure.type not in (NOT_STARTED, LOST)
                 call.withdrawn += body.failure.type == NOT_STARTED
+                call.unproven = call.unproven or (began and body.failure.kind not in HARMLESS_KINDS)
                 self._move(call, event, "failed_for_good" if body.final else "failed")
                 self._count(call, body.attempt, body.failure, event.ts)
                 self._take_progress(call, body.progress)
@@ -659,6 +661,7 @@ class RunState(Struct, gc=False, eq=False):
                 self._move(call, event, "resolved_failed" if body.outcome == "failed" else body.outcome)
                 call.result, call.failure, call.resolved_by, call.retry_at = body.result, body.failure, body.by, None
                 call.doubtful = call.loose = call.worker_may_live = False
+                call.unproven = body.outcome == "failed"
                 self._settle_cost(call, body.usage)
                 if self.status == "needs_attention":
                     # A person has resolved the call. If something else is wrong, the next worker finds that again.
@@ -728,19 +731,13 @@ class RunState(Struct, gc=False, eq=False):
         return f"run {self.created.run_id}" if self.created else "journal"
 
 
-# A failure of one of these kinds proves that the effect did not happen.
-_PROOF = frozenset(("not_sent", "rate_limited", "refused", "rejected", "expired", "withdrawn", "over_budget"))
-
-
 def is_repeatable(call: CallState) -> bool:
     """May this call, which has ended, be attempted again without a look at what became of it?
 
-    A `keyed` call may not: its key protects it only for a time, and `core/decide.py` knows that time.
+    A `once` or `keyed` call may if the failures of all its attempts prove that nothing happened. After any other
+    failure, `core/decide.py` decides as for a call in doubt.
     """
-    if call.effect in ("read", "idempotent", "transaction"):
-        return True
-    assert call.failure is not None, call
-    return call.resolved_by is None and not call.doubtful and call.failure.kind in _PROOF
+    return call.effect in ("read", "idempotent", "transaction") or not (call.unproven or call.doubtful)
 
 
 def is_certain_end(call: CallState) -> bool:
