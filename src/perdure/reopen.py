@@ -18,9 +18,9 @@ from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunFailed, RunSucceeded, Usage
 from perdure.core.identity import undo_id, undone_by
 from perdure.core.machine import AskApproval, Asked, CallTool, Command, Failed, Finish, StartChild, Succeeded
-from perdure.core.prompt_deltas import in_short, is_request
+from perdure.core.prompt_deltas import is_request
 from perdure.core.reopen import reopening, retry_point
-from perdure.core.replay import Frontier
+from perdure.core.replay import Frontier, asked_words
 from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
 from perdure.engine.api import Reading, no_such_run
 from perdure.engine.local import sandbox
@@ -66,6 +66,20 @@ class Plan(Struct, frozen=True):
     runs: Sequence[Reopen]
 
 
+def check_reopens(row: RunRow) -> None:
+    """Conflict, with the way out, if no run of this kind is ever reopened by itself. Its code is not needed to know."""
+    row.check_live()
+    if (undone := undone_by(row.run_id)) is not None:
+        raise Conflict(f"run {row.run_id} is the undo of run {undone}, and is not reopened", hint=shell.command("undo", undone))
+    if row.parent is not None:
+        raise Conflict(
+            f"run {row.run_id} is a child of run {row.parent}, which has been told how it ended: reopen the parent, and its child goes on too",
+            hint=shell.command("retry", row.parent.partition("/")[0]),
+        )
+    if row.status == "succeeded":
+        raise Conflict(f"run {row.run_id} has succeeded: its result counts, and it cannot be reopened")
+
+
 class Planner:
     """Computes what a retry or a rewind writes. It reads, and writes nothing."""
 
@@ -105,15 +119,8 @@ class Planner:
         than the journal has up to that point.
         """
         row = self._row(run_id, tenant)
-        row.check_live()
+        check_reopens(row)
         sandbox.guard()  # an agent must not do I/O, also while it is replayed
-        if (undone := undone_by(run_id)) is not None:
-            raise Conflict(f"run {run_id} is the undo of run {undone}, and is not reopened", hint=shell.command("undo", undone))
-        if row.parent is not None:
-            raise Conflict(
-                f"run {run_id} is a child of run {row.parent}, which has been told how it ended: reopen the parent, and its child goes on too",
-                hint=shell.command("retry", row.parent.partition("/")[0]),
-            )
         runs: list[Reopen] = []
         agent = agent or self._agent_of(row.agent)
         return Plan(self._reopened(row, to, by, reason, fresh, agent, runs), runs)
@@ -239,21 +246,13 @@ def _made_before(call: CallState | None, fresh: bool) -> str:
 
 def _words(command: Command) -> str | None:
     match command:
-        case CallTool(number, tool, args):
-            return f"call {number}: {tool.name}({in_short(args) or _short(args.decode('utf-8', 'replace'))})"
-        case AskApproval(number, action):
-            return f"approval {number}: {action}"
-        case StartChild(number, agent, args):
-            return f"child {number}: {agent.name}({_short(args.decode('utf-8', 'replace'))})"
+        case CallTool() | AskApproval() | StartChild():
+            return asked_words(command)
         case Finish(Succeeded()):
             return "the run succeeds"
         case Finish(Failed(failure)):
-            return f"nothing: the run fails again with this code: {failure.type}: {_short(failure.message)}"
+            return f"nothing: the run fails again with this code: {failure.type}: {failure.message}"
         case Finish():
             return "nothing: the run ends as cancelled"
         case _:
             return None
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 120 else text[:119] + "…"

@@ -144,17 +144,9 @@ def agents_of(
     store: Reading, row: RunRow, target: str | None, tools: str | None, settings: Settings, verb: str, options: str
 ) -> list[Agent[Any, Any]]:
     """The code that goes on with the run: the TARGET that the user typed, or the target that the run has recorded."""
-    row.check_live()
-    if (undone := undone_by(row.run_id)) is not None:
-        raise InvalidInput(f"run {row.run_id} is the undo of run {undone}; continue it with: {shell.command('undo', undone)}")
-    if row.parent is not None:
-        root = row.run_id.partition("/")[0]
-        raise Conflict(
-            f"run {row.run_id} is a child of run {row.parent}, which was told how it ended: reopen the parent, and its child goes on too",
-            hint=f"{shell.command('retry', root)}",
-        )
-    if row.status == "succeeded":
-        raise Conflict(f"run {row.run_id} has succeeded: its result counts, and it cannot be reopened")
+    from perdure.reopen import check_reopens
+
+    check_reopens(row)
     words = target or recorded_target(store, row, settings.url, verb, options)
     agents = with_children([load_target(words, tools).agent])
     if agents[0].name != row.agent:

@@ -259,12 +259,12 @@ def _without_old_marks(recorded: list[Event], commands: list[Command]) -> list[E
 
 def _different(command: Command, event: Event, load: Callable[[Payload], bytes]) -> Diverged:
     return Diverged(
-        f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code asks for {_asked(command)}"
+        f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code asks for {asked_words(command)}"
         + _more_about(command, event, load),
         seq=event.seq,
         call=command.number if isinstance(command, Asked) else event.call,
         recorded=_recorded(event.body, event.call),
-        asked=_asked(command) + _more_about(command, event, load),
+        asked=asked_words(command) + _more_about(command, event, load),
     )
 
 
@@ -331,7 +331,8 @@ def _rebound(tool: Any, args: bytes) -> bytes | None:
     return rebind(args) if rebind is not None else None
 
 
-def _asked(command: Command) -> str:
+def asked_words(command: Command) -> str:
+    """What the agent asks for with this command, in words."""
     match command:
         case CallTool(number, tool, args):
             return f"call {number}: {tool.name}({in_short(args) or _short(args.decode('utf-8', 'replace'))})"
@@ -411,21 +412,21 @@ def _missing(event: Event) -> Diverged:
 
 def _beyond(command: Command, cause: Event, last: Event) -> Diverged:
     return Diverged(
-        f"after event {cause.seq} the journal ends with {_recorded(last.body, last.call)} at event {last.seq}; the code also asks for {_asked(command)}",
+        f"after event {cause.seq} the journal ends with {_recorded(last.body, last.call)} at event {last.seq}; the code also asks for {asked_words(command)}",
         seq=last.seq,
         call=command.number if isinstance(command, Asked) else None,
-        asked=_asked(command),
+        asked=asked_words(command),
     )
 
 
 def _unrecorded(frontier: Frontier, then: Event) -> Diverged:
     earlier, command = frontier.pending[0]
     return Diverged(
-        f"the code asks for {_asked(command)} after event {earlier}, where the journal has nothing; the journal goes on with "
+        f"the code asks for {asked_words(command)} after event {earlier}, where the journal has nothing; the journal goes on with "
         f"{_recorded(then.body, then.call)} at event {then.seq}",
         seq=earlier,
         call=command.number if isinstance(command, Asked) else None,
-        asked=_asked(command),
+        asked=asked_words(command),
     )
 
 
