@@ -1,4 +1,4 @@
-"""What holds for every test: no setting of the developer's shell reaches it, and the machine may be slow."""
+"""Rules for every test: no setting of the developer's shell reaches a test, and the machine may be slow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How much was tried in this test run: counted where it is done, added up over all processes, told in one line at the end.
+"""How much this test run has tested: counted in each process, added up, and printed in one line at the end.
 
-What the documentation promises is told by a command: a whole run with less of something than its floor fails, so that it cannot be lost
-unnoticed.
+The documentation promises minimum numbers. A whole run with less than one of these minimums fails, so that tests
+cannot get lost unnoticed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Of what a test measures, the collector's part: one pass over all that a long suite has left behind costs more than the test itself."""
+"""Keeps the garbage collector out of measurements.
+
+After a long suite, one collection takes longer than the test itself.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an event loop stands still because something blocks it, on a machine that may be busy with other things."""
+"""How long an event loop is blocked by other code, measured on a machine that may be busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The socket on which an isolated tool's process asks its worker for artifacts: garbage ends it, and grants nothing."""
+"""The socket on which an isolated tool's process asks its worker for artifacts.
+
+If the process sends garbage, the worker closes the socket and opens no artifact.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contestants for tests: programs of a few lines that behave well, or do not."""
+"""Contestants for tests: programs of a few lines that behave well or badly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The same measure for everybody: arguments, pauses, settling, what a queue's figure is made of; and workers that end with whoever asked."""
+"""All contestants are measured in the same way: arguments, pauses, settling, and the parts of a queue's figure.
+
+The workers of a contestant end together with the process that started them.
+"""
 
 from __future__ import annotations
 

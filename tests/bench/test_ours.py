@@ -1,4 +1,4 @@
-"""perdure's own lanes for real, at sizes at which they only show that they work."""
+"""perdure's own lanes, really executed, with sizes that only show that the lanes work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs inside an agent and what does not, what is reported there, and what deserves no word."""
+"""Which code runs inside an agent, what is reported there, and what is not reported."""
 
 from __future__ import annotations
 

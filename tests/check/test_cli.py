@@ -1,4 +1,4 @@
-"""`perdure check` as it is typed."""
+"""`perdure check` as a user types it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files as they come: whatever they hold, there is an answer; excuses, and our own pages and examples."""
+"""Files with any content: every file gets an answer. Also: accepted lines, and our own pages and examples."""
 
 from __future__ import annotations
 

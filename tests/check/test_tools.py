@@ -1,4 +1,4 @@
-"""What tools declare, and whether they keep it."""
+"""Does a tool do what it declares?"""
 
 from __future__ import annotations
 

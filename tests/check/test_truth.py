@@ -1,4 +1,4 @@
-"""What the rules say is true: what they call guilty differs on replay, or is refused; its twin does not, and is not reported."""
+"""The rules are true: code that a rule reports differs on replay, or is refused. Its innocent twin is not reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every Store must do, as tests. A store of your own passes when a subclass with its `make_store` does:
+"""What every Store must do, as tests. Your own store passes if this subclass passes:
 
 class TestMyStore(StoreConformance):
     @pytest.fixture

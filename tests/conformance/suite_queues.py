@@ -1,4 +1,7 @@
-"""What every Store must do about queues: lines, turns, limits, versions, rates and the doorbell. Part of StoreConformance."""
+"""What every Store must do about queues: lines, turns, limits, versions, rates and the bell.
+
+Part of StoreConformance.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every Store must do about runs whose workers died again and again: groups that halve, and a record of who died with whom.
+"""What every Store must do about runs whose workers died repeatedly: smaller groups, and a record of each death.
 
 Part of StoreConformance.
 """

@@ -1,4 +1,4 @@
-"""PostgreSQL, directly and by way of a proxy that pools transactions, against what every store must do."""
+"""What every store must do, on PostgreSQL: directly, and through a proxy that pools transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of the guards are tested on PostgreSQL too: with any one predicate or lock switched off, a test goes red."""
+"""Tests of the tests of the guards on PostgreSQL: without any one predicate or lock, a test fails."""
 
 from __future__ import annotations
 

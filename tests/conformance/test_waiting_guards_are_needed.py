@@ -1,4 +1,4 @@
-"""The tests of waiting are tested: with any one guard switched off, the test that is named for it goes red."""
+"""Tests of the tests of waiting: without any one guard, the test with the name of that guard fails."""
 
 from __future__ import annotations
 

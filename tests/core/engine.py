@@ -1,8 +1,8 @@
 """An engine in memory: one claimed run, from its claim to its rest or to the death of its worker.
 
-`Life` keeps the three rules of an engine (core/steps.py). What a real engine leaves to the network, the disk and the clock is a *move*
-here: `moves` lists what can happen next, the first of them being the ordinary course, and `make` lets one of them happen.
-`deaths` lists what a worker that dies right now can leave behind.
+`Life` keeps the three rules of an engine (core/steps.py). In a real engine the network, the disk and the clock decide
+what happens next. Here each such event is a *move*: `moves` lists the moves that are possible now, the ordinary one
+first, and `make` makes one of them. `deaths` lists what a worker that dies now can leave behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What people, children and other runs do to the run: once each where the scenario says so, and whatever it needs in the calm after that."""
+"""What people, children and other runs do to the run.
+
+During the faults, each of them acts once if the scenario says so. In the calm afterwards, they do whatever the run
+needs.
+"""
 
 from __future__ import annotations
 

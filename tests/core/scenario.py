@@ -1,6 +1,7 @@
-"""The agents that the explorer runs, each with what may happen to it. Together they make every kind of call; each is as short as it can be.
+"""The agents that the explorer runs, each with what may happen to it.
 
-The tools are declared like a user's, and never run: the engine of the explorer performs them in its own world.
+Together these agents make every kind of call. Each agent is as short as possible. The tools are declared like the
+tools of a user, but never run: the engine of the explorer performs them in its own world.
 """
 
 from __future__ import annotations

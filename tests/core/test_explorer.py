@@ -1,4 +1,4 @@
-"""A million crash points of the run core, and the guards without which it would fail: see explorer.py."""
+"""A million crash points of the run core, and the guards that the core needs: see explorer.py."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""What is durable, and what is outside: the journal, the row of the run, its post, approvals, ledger and rates, and the services.
+"""Everything that is durable or outside: the journal, the row, post, approvals, ledger and rates, and the services.
 
-A `World` is everything that is left when a worker dies. It is small, it can be copied, and `World.key` tells two of them apart.
-`World` plays the part of the store: it lands post, judges approvals (with core/approval.py), keeps the guard of an append and says
-what follows from its events. `Journal` is the list of events; equal lists are the same object, so each event is checked once.
+A `World` is everything that is left when a worker dies. It is small and can be copied; different worlds have different
+keys (`World.key`). `World` does the work of the store: it accepts post, judges approvals (with core/approval.py),
+keeps the guard of an append and computes what follows from its events. `Journal` is the list of events; equal lists
+are the same object, so each event is checked once.
 
-The services count effects by call. A request that was sent arrives now, or never, or at the last moment at which it can: a
-request may lie in a queue for its tool's time-out plus `settle` after it could last have been sent (T22, T31).
+The services count effects by call. A request that was sent arrives now, or never, or at the last possible moment:
+after the last moment at which the request could have been sent, it may stay in a queue for its tool's time-out plus
+`settle` (T22, T31).
 """
 
 from __future__ import annotations

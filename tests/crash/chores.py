@@ -1,4 +1,4 @@
-"""Agents and tools that take their time and behave badly, for faults that need a process in the middle of something."""
+"""Slow and badly behaved agents and tools, for faults that must hit a process in the middle of its work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents with children, with a shared budget, with a mailbox, and with a place in a queue."""
+"""Agents with children, with a shared budget, with an inbox, and with a place in a queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A nursery for each process of the test run, a world for each test: on both stores, unless the test says that it is about one of them."""
+"""A nursery for each process of the test run, and a world for each test.
+
+On both stores, unless the test needs only one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Where a world's journal lies: in a SQLite file of its folder, or in a PostgreSQL database of its own. Nothing here writes to it."""
+"""The place of a world's journal: a SQLite file in its folder, or its own PostgreSQL database.
+
+This module only reads.
+"""
 
 from __future__ import annotations
 

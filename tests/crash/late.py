@@ -1,4 +1,7 @@
-"""A service that takes requests late, and tools that send to it: a request lies in its queue whatever becomes of the process that sent it."""
+"""A service that handles requests late, and tools that use it.
+
+A request waits in the queue of the service even if the process that sent it dies.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The world outside, as a file of its own: what tools really did, one line per fact, appended and fsynced by whoever did it.
+"""The world outside of perdure, as a file: what tools really did, one line per fact, appended and synced by the tool.
 
-Perdure never reads it. It also plays the service that a tool talks to: a keyed request that it has seen before is dropped, and a
-reconcile hook can ask it what has happened.
+perdure never reads this file. The ledger also acts as the service of a tool: it drops a keyed request that it has seen
+before, and a reconcile hook can ask it what has happened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Perdure without one of the guards of agents that think, in a victim's own process."""
+"""perdure without one of the guards for agents with models, in a victim's own process."""
 
 from __future__ import annotations
 

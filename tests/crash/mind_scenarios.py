@@ -1,4 +1,4 @@
-"""Crashes of runs that think, with everything that must hold after them: the tests call them, and so do the tests of the guards."""
+"""Crashes of runs with models, and everything that must hold afterwards. Tests and tests of the guards call them."""
 
 from __future__ import annotations
 

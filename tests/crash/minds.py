@@ -1,12 +1,13 @@
-"""A world with a provider beside it: what a run that thinks has asked, by the provider's own ledger, against what its journal says.
+"""A world with a model provider: compares the requests in the provider's own ledger with the journal.
 
-A request is *lost* when it has reached the provider and its answer never came into the journal, because the process died first. The rule:
+A request is *lost* if it has reached the provider and its answer is not in the journal, because the process died
+first. The rules:
 
-    every answer in the journal is that of exactly one request, and every request has a durable intent;
-    every other request stands for one `model_call_failed`: of the provider's own making (a 429, a reset), or of type AnswerLost;
-    an AnswerLost without a request is one whose process died between the intent and the first byte: nobody can tell it from the other;
-    so lost requests ≤ AnswerLost ≤ kills (and drains) for each question that is open at a time;
-    a request that is told as lost counts with what was reserved for it, and with nothing where the model has no max_tokens.
+    every answer in the journal belongs to exactly one request, and every request has a durable intent;
+    every other request belongs to one `model_call_failed`: caused by the provider (429, reset), or of type AnswerLost;
+    if a process died between the intent and the first byte, there is an AnswerLost without a request;
+    so for each request that is open at a time: lost requests ≤ AnswerLost ≤ kills (and drains);
+    a lost request is charged with its reserved amount, and with nothing if the model has no max_tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Small file systems of a test's own, which can be full or turn read-only.
+"""Small file systems for one test, which can be full or become read-only.
 
-They are mounted where only this thread and its children see them: a test process that is killed takes its mounts along.
+Only this thread and its children see the mounts. If the test process is killed, its mounts disappear.
 """
 
 from __future__ import annotations

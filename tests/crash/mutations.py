@@ -1,4 +1,4 @@
-"""Perdure without one of its guards: each mutation takes one dangerous line out, in a victim's own process."""
+"""perdure without one of its guards: each mutation removes one dangerous line, in a victim's own process."""
 
 from __future__ import annotations
 

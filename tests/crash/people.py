@@ -1,4 +1,4 @@
-"""Processes of people and programs who talk to runs: they decide, send and cancel, each in a process of its own."""
+"""Processes of people and programs that act on runs: they decide, send signals and cancel, each in its own process."""
 
 from __future__ import annotations
 

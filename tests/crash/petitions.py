@@ -1,4 +1,4 @@
-"""Agents that ask people: one risky tool for each effect class, and questions that race with other things."""
+"""Agents that ask people: one risky tool for each effect class, and approvals that race with other events."""
 
 from __future__ import annotations
 

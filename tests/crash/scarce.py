@@ -1,4 +1,4 @@
-"""Victims that run out of descriptors or of memory, with tools that need neither of their own accord."""
+"""Victims that run out of file descriptors or of memory. Their tools need neither of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Crashes with everything that must hold after them, as functions: the tests call them, and so do the tests of the guards."""
+"""Crashes and everything that must hold afterwards, as functions. Tests and tests of the guards call them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Victims that spend: every call costs ten cents, and the process is killed right after the service has done its work and noted its price."""
+"""Victims that spend money: every call costs ten cents.
+
+The process is killed right after the service has done its work and noted the price.
+"""
 
 from __future__ import annotations
 

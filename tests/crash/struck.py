@@ -1,4 +1,7 @@
-"""A process that a signal strikes in the middle of its agent's code, its tool's or its policy's: `python -m tests.crash.struck FOLDER HOW WHERE`."""
+"""A process that gets a signal in the middle of the code of its agent, its tool or its policy.
+
+Usage: `python -m tests.crash.struck FOLDER HOW WHERE`.
+"""
 
 from __future__ import annotations
 

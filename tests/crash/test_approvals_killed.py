@@ -1,4 +1,7 @@
-"""kill -9 at every boundary of a call that somebody has to approve: asked, told, waited for, decided, started, expired, withdrawn."""
+"""kill -9 at every boundary of a call with an approval.
+
+Requested, notified, parked, decided, started, expired, withdrawn.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 at every boundary of a run, for every effect class; then another process goes on (GUARANTEES section 5)."""
+"""kill -9 at every boundary of a run, for every effect class. Then another process continues (GUARANTEES 5)."""
 
 from __future__ import annotations
 

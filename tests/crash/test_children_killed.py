@@ -1,4 +1,7 @@
-"""kill -9 of a child's worker, of its parent's, of both; at their births, at their ends, and in the middle of a crowd."""
+"""kill -9 of a child's worker, of its parent's worker, or of both.
+
+When a child begins or ends, and among many children.
+"""
 
 from __future__ import annotations
 

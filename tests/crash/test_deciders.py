@@ -1,4 +1,4 @@
-"""Two who decide at the same instant, and a decision that meets the expiry: real processes, one settlement each (T17)."""
+"""Two people decide at the same moment, or a decision meets the expiry: real processes, and one result each (T17)."""
 
 from __future__ import annotations
 

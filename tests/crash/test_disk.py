@@ -1,4 +1,7 @@
-"""SQLite's disk: full, read-only or failing, and a death at every single write: nothing acknowledged is lost, no effect is doubled."""
+"""SQLite's disk is full, read-only or failing, or the process dies at a write.
+
+No acknowledged event is lost, no effect is doubled.
+"""
 
 from __future__ import annotations
 

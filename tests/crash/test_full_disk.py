@@ -1,7 +1,7 @@
-"""A disk without room, and a volume that turns read-only, under a worker in the middle of something (SQLite).
+"""A full disk, and a volume that becomes read-only, under a busy worker (SQLite).
 
-The run stops where it is without a lie: nothing is begun whose intent is not durable, nothing is called done that is not recorded. With
-room again the same process goes on by itself.
+The run stops and claims nothing false: no attempt begins without a durable intent, and no call counts as done without
+a record. When there is room again, the same process continues by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each guard has a check that goes red without it. The same checks, with the guard in place, are what the other tests rest on."""
+"""Each guard has a check that fails without the guard. The other tests use the same checks with the guard in place."""
 
 from __future__ import annotations
 

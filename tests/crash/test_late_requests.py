@@ -1,4 +1,4 @@
-"""A request that was sent arrives later than its sender's death or reset. “Not found” is not believed before then (T31)."""
+"""A request arrives later than the death or the reset of its sender. “Not found” counts only after that time (T31)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tools that fork, exit, die of signals or leave programs behind: the worker, the run and the ledger survive each of them."""
+"""Tools that fork, exit, die of signals or leave programs behind.
+
+The worker, the run and the ledger survive all this.
+"""
 
 from __future__ import annotations
 

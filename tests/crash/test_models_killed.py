@@ -1,6 +1,6 @@
-"""kill -9 around every question to a model: before it is asked, while it answers, before and while its answer is journaled.
+"""kill -9 around every request to a model: before it, during the answer, before and during the commit of the answer.
 
-No answer in the journal is ever asked for again, and what a kill has cost is one request at most, recorded as lost.
+An answer in the journal is never requested again. One kill costs at most one request, and it is recorded as lost.
 """
 
 from __future__ import annotations

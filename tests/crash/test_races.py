@@ -1,4 +1,7 @@
-"""Things that meet: a cancel and an end, a cancel and a park, a signal and the reading of a journal, a transaction and the next intent."""
+"""Two events at the same time.
+
+Cancel and end, cancel and park, signal and journal read, transaction and next intent.
+"""
 
 from __future__ import annotations
 

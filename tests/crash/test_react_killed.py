@@ -1,6 +1,7 @@
-"""kill -9 inside and between the tools of a model's answer, while a person is asked, between a word and its use, and in a child that thinks.
+"""kill -9 of ReAct runs: inside and between the tools of a model's answer, during an approval, and in a child.
 
-After each: the tools' effects are those of their class, and every request that the provider has seen was one that it takes (T28).
+After each kill, the effects of the tools are right for their effect class, and the provider accepts every request
+(T28).
 """
 
 from __future__ import annotations

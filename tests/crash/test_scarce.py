@@ -1,4 +1,7 @@
-"""A process that may open no more files, or have no more memory, while it works: nothing is lost, nothing is done twice, and it says why."""
+"""A process that can open no more files or get no more memory while it works.
+
+Nothing is lost, no effect is doubled, and the process says why it stops.
+"""
 
 from __future__ import annotations
 

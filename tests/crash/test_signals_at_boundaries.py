@@ -1,6 +1,6 @@
-"""SIGTERM at every boundary of a run, a second one while it is handed over, SIGINT between effect and record (T23, G13).
+"""SIGTERM at every boundary of a run, a second one during the release, SIGINT between effect and record (T23, G13).
 
-What comes of a drain is better than what comes of a crash: whatever has begun ends and is recorded, and nothing is ever in doubt.
+A drain does less harm than a crash: every attempt that has begun ends and is recorded, and no call is in doubt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""kill -9 after every effect that costs money: a budget bounds what is spent, whoever dies (T33)."""
+"""kill -9 after every effect that costs money: a budget limits the cost, even if workers die (T33)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of anybody's code is a person's doing: the run is left as a crash would leave it, and nobody's error is recorded."""
+"""Ctrl-C in the middle of any code comes from a person: the run is left as after a crash, and no error is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs whose workers died again and again: the innocent go on at once, and the one that kills its workers is found by halving (T26, T34)."""
+"""Runs whose workers died repeatedly.
+
+Innocent runs continue at once, and halving finds the run that kills (T26, T34).
+"""
 
 from __future__ import annotations
 

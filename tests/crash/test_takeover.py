@@ -1,7 +1,7 @@
-"""Runs that change hands: dead workers, sleeping workers that wake up late, workers that share, clocks that disagree.
+"""Runs that change their worker: dead workers, workers that wake up late, workers that share, clocks that differ.
 
-A late write, a run that is held, a loop that is blocked and a run that kills its workers are in scenarios.py, which
-test_guards_can_fail.py runs with and without the guard that they rest on.
+Four more cases are in scenarios.py, because test_guards_can_fail.py runs them with and without their guard: a late
+write, a run that is held, a loop that is blocked and a run that kills its workers.
 """
 
 from __future__ import annotations

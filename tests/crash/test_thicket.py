@@ -1,4 +1,4 @@
-"""Eight branches, a race and a time-out, killed at a random call, for a hundred and forty seeds: each replays and finishes."""
+"""Eight branches, a race and a time-out, killed at a random call, with 140 seeds: each run replays and finishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each guard of waiting runs has a check that goes red without it, as in test_guards_can_fail.py."""
+"""Each guard of waiting runs has a check that fails without the guard, as in test_guards_can_fail.py."""
 
 from __future__ import annotations
 

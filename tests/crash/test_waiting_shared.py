@@ -1,4 +1,4 @@
-"""Many who share something: senders of signals, workers of a queue, a drain with everything pending."""
+"""Several users of one resource: senders of signals, workers of a queue, a drain while everything is pending."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The wall clock of a whole machine is set by an hour, forward or back, under live workers and between two of them.
+"""The wall clock of a whole machine is set by an hour, forward or back, while workers live and between two workers.
 
-Clocks decide when something is due and nothing else: no run is lost or driven twice, whoever lives keeps its lease, order is `seq`.
-On SQLite everything goes by the machine's clock; on PostgreSQL by that of its server, which is right all the time.
+Clocks only decide when something is due: no run is lost or driven twice, a live worker keeps its lease, and `seq`
+gives the order. On SQLite the machine's clock counts; on PostgreSQL the server's clock, which is right all the time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""PostgreSQL's wire: a death before every single statement, statements that outlive their sender, a sleeper inside a transaction.
+"""The connection to PostgreSQL.
 
-What test_disk.py is for SQLite.
+A death before every statement, statements that outlive their sender, a stopped process.
+
+test_disk.py tests the same for SQLite.
 """
 
 from __future__ import annotations

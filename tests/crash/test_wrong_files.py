@@ -1,6 +1,7 @@
-"""Files that do not belong together any more: an old backup put back, the log of another journal, a file that was cut off.
+"""Files that do not belong together: an old backup was restored, the log of another journal, a file that was cut off.
 
-Nobody can know what a backup has forgotten. What can be known is: an effect with a key is not repeated, and what is damaged is refused or named.
+Nothing can restore the events that a backup does not have. But an effect with a key is not repeated, and damage is
+refused or named.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The agents that think: models of all three wire formats over the SDKs' own clients, with one tool for each effect class."""
+"""Agents with models of all three wire formats, with the clients of the SDKs; one tool for each effect class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a victim that thinks does."""
+"""The program of a victim whose agent uses a model."""
 
 from __future__ import annotations
 

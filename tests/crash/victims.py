@@ -1,4 +1,4 @@
-"""What a victim does: a real app in a process of its own, driven until the run ends, needs a person, or the process dies."""
+"""The program of a victim: a real app that drives a run until the run ends or needs a person, or the process dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold about runs that wait: their approvals, their children, what they have used (G6, G8, G9, G14)."""
+"""What must hold for runs that wait: their approvals, their children, their costs (G6, G8, G9, G14)."""
 
 from __future__ import annotations
 

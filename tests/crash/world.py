@@ -1,4 +1,4 @@
-"""A folder with a ledger, a journal, the victims that live there, and a look at what they have left behind."""
+"""A folder with a ledger, a journal and victims, and functions that look at what the victims have left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worlds on one store, made and taken away again."""
+"""Creates worlds on one store, and deletes them."""
 
 from __future__ import annotations
 

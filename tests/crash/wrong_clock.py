@@ -1,4 +1,7 @@
-"""Processes whose wall clock is wrong, and is set while they live: not by a clock of ours, but by what libc says to everybody in there."""
+"""Processes whose wall clock is wrong, or is set while they live.
+
+libc itself gives the wrong time to the whole process.
+"""
 
 from __future__ import annotations
 

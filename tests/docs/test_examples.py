@@ -1,7 +1,7 @@
-"""What the documents show is what the program does: every Python block runs, every command and every name in them exists.
+"""The documents are true: every Python block runs, and every command and every name in them exists.
 
-The Python blocks of a page make one program, in order, as a reader would paste them. A block right below `<!-- alone -->` is a
-program of its own.
+The Python blocks of a page make one program, in order, as a reader would paste them. A block right below `<!-- alone
+-->` is a separate program.
 """
 
 from __future__ import annotations

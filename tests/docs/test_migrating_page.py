@@ -1,4 +1,4 @@
-"""docs/migrating.md names new places. Each of them is there."""
+"""docs/migrating.md names new places. Each of these places exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/postgres.md shows of the database is what a real server says."""
+"""docs/postgres.md is true about the database: a real server gives the same answers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The grants of docs/security.md on a real server: each role can do its work with the real program, and nothing else.
 
-The statements are taken from the page. A statement of perdure that comes to need another right makes a test here red: grant it on the page.
+The statements are taken from the page. If a statement of perdure needs a new right, a test here fails: then add the
+grant to the page.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""examples/service for real: uvicorn in a process, workers in others, people with tokens, and a worker that is killed.
+"""examples/service, really executed.
 
-The same life of a run on the async program and on the sync one, on SQLite and on PostgreSQL.
+Uvicorn in one process, workers in others, people with tokens, and a killed worker.
+
+The same run on the async program and on the sync program, on SQLite and on PostgreSQL.
 """
 
 from __future__ import annotations

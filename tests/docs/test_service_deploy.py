@@ -1,4 +1,7 @@
-"""The files that deploy examples/service: they parse, agree with each other, and name only what exists."""
+"""The files that deploy examples/service.
+
+They can be parsed, agree with each other, and name only things that exist.
+"""
 
 from __future__ import annotations
 

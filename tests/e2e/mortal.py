@@ -1,7 +1,7 @@
-"""Verbs that are killed: a small server that forks a process for each, so that hundreds of deaths cost seconds.
+"""Verbs that are killed: a small server forks a process for each verb, so that hundreds of kills take only seconds.
 
-`python -m tests.e2e.mortal` reads lines of JSON: the arguments of `perdure`, and when to die: before, inside or after its n-th
-transaction. Inside: everything was written, and nothing is committed.
+`python -m tests.e2e.mortal` reads lines of JSON: the arguments of `perdure`, and when to die: before, inside or after
+the nth transaction. Inside means: everything was written, and nothing is committed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A journal with runs of every kind, made by real agents; and what they have done to the world, in a file of its own."""
+"""A journal with runs of every kind, made by real agents; and a separate file with the effects of these agents."""
 
 from __future__ import annotations
 

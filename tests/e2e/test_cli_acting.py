@@ -1,4 +1,7 @@
-"""The verbs that act, as a person or a script uses them: real processes, real signals, a ledger of effects beside the journal."""
+"""The verbs that act, as a person or a script uses them.
+
+Real processes, real signals, and a separate ledger of effects.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Databases that are not ours, or not this user's: refused in one line, and left as they were to the last byte."""
+"""Databases that are no journals, or belong to another user: refused in one line, and not changed by one byte."""
 
 from __future__ import annotations
 

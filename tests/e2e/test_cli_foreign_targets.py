@@ -1,4 +1,7 @@
-"""A journal that other people write to must not choose which code runs here: each test does what an attacker would do."""
+"""A journal that other people write to must not choose which code runs here.
+
+Each test does what an attacker would do.
+"""
 
 from __future__ import annotations
 

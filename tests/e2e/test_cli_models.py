@@ -1,4 +1,4 @@
-"""Model calls as a person on call sees them: the real program, on a run whose process was really killed while a model was asked."""
+"""Model calls as a person on call sees them: the real program, and a run whose process was killed during a request."""
 
 from __future__ import annotations
 

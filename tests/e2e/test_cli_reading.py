@@ -1,4 +1,7 @@
-"""The verbs that read, as a person on call uses them: the real program in processes of its own, on a run that was really killed."""
+"""The verbs that read, as a person on call uses them.
+
+The real program in real processes, and a run that was killed.
+"""
 
 from __future__ import annotations
 

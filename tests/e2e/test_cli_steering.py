@@ -1,4 +1,7 @@
-"""What `run`, `resume`, `why` and `migrate` say and refuse: start times, versions, silent workers, edited rows, other words."""
+"""What `run`, `resume`, `why` and `migrate` print and refuse.
+
+Start times, versions, silent workers, edited rows, typos.
+"""
 
 from __future__ import annotations
 

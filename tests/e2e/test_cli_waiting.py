@@ -1,4 +1,7 @@
-"""The verbs for runs that wait for people: decisions, signals, pauses, money. Real processes; a ledger of effects beside the journal."""
+"""The verbs for runs that wait for people: decisions, signals, pauses, money.
+
+Real processes; a separate ledger of effects.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""TAB in a real shell, on a journal that somebody else has written and in a folder that somebody else has made.
+"""TAB in a real shell, with a journal and a folder that another person has made.
 
-What completion offers goes on the command line as it is, and the shell reads it when Enter is pressed: a run id must not be a command.
-And TAB runs no command of the user's: a settings file in the current folder must not choose a server by it.
+The shell puts a completion on the command line as it is, and executes it when the user presses Enter. So a run id must
+not act as a command. And TAB runs no command of the user: so a settings file in the current folder must not choose the
+server that TAB asks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`perdure demo` in real processes, killed at every step; and its verdict, which must be able to say no."""
+"""`perdure demo` in real processes, killed at every step. Also: its verdict can be negative."""
 
 from __future__ import annotations
 

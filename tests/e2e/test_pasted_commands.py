@@ -1,4 +1,7 @@
-"""Every command that perdure prints, pasted into real shells: a journal's ids and a folder's name are words there, and never commands."""
+"""Every command that perdure prints, pasted into real shells.
+
+Ids and folder names are words there, and never commands.
+"""
 
 from __future__ import annotations
 

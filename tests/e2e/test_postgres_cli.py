@@ -1,4 +1,7 @@
-"""The command line on PostgreSQL: every verb, what a worker says of itself, what doctor finds, and errors of one line without a password."""
+"""The command line on PostgreSQL.
+
+Every verb, the banner of a worker, the checks of doctor, and errors without a password.
+"""
 
 from __future__ import annotations
 

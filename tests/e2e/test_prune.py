@@ -1,4 +1,4 @@
-"""`perdure prune` with real journals, on both stores, killed at every transaction, beside a worker that goes on."""
+"""`perdure prune` with real journals, on both stores, killed at every transaction, while a worker continues."""
 
 from __future__ import annotations
 

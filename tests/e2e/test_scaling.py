@@ -1,6 +1,7 @@
 """How the work grows, in operations and never in seconds: commits, statements, folded events, function calls, bytes.
 
-bench/ measures time. What is here holds on any machine, however busy, and says which step has become more than one step.
+bench/ measures time. The results here are the same on any machine, however busy, and show which step has become more
+than one step.
 """
 
 from __future__ import annotations

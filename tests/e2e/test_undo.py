@@ -1,4 +1,7 @@
-"""`perdure undo` as a person uses it: real processes, killed at every boundary of an undo of three calls; a ledger of effects beside the journal."""
+"""`perdure undo` as a person uses it: real processes, killed at every boundary of an undo of three calls.
+
+A separate ledger counts the effects.
+"""
 
 from __future__ import annotations
 

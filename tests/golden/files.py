@@ -1,7 +1,9 @@
-"""The files of one version: journals as text that can be reviewed, what they fold to, the agents, and the database itself.
+"""The files of one version.
 
-A line of journal.jsonl is one event with exactly its stored columns; `data` is the stored text itself and not a copy of its meaning, so
-that not one byte of it is lost. blobs.jsonl is the same for what was too large to lie in place.
+Journals as text that can be reviewed, the states that they fold to, the agents, the database.
+
+A line of journal.jsonl is one event with exactly its stored columns. `data` is the stored text itself, so that every
+byte is kept. blobs.jsonl is the same for values that were too large to be inline.
 """
 
 from __future__ import annotations

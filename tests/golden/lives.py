@@ -1,7 +1,10 @@
-"""A life is one process that works on the journals being made, and ends or is killed. All that it could differ in is fixed.
+"""A life is one process that works on the journals to be made, and ends or is killed.
 
-Ids, nonces, names and the time come from the number of the life, so that making the journals twice gives the same bytes. The kills
-are real: the process gets SIGKILL inside a tool, and the next life takes its runs over because the kernel has freed its lock.
+Everything in it is deterministic.
+
+Ids, nonces, names and the time are derived from the number of the life, so that making the journals twice gives the
+same bytes. The kills are real: the process gets SIGKILL inside a tool, and the next life takes over its runs, because
+the kernel has freed its lock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to the runs whose journals are kept: one story after the other, each in as many lives as it takes."""
+"""What happens to the runs whose journals are kept: one scene after the other, each in as many lives as it needs."""
 
 from __future__ import annotations
 

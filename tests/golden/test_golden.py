@@ -1,4 +1,4 @@
-"""Journals of every version that there was are decoded, folded, verified, replayed and gone on with by this one, for ever."""
+"""This version decodes, folds, verifies, replays and continues the journals of every released version."""
 
 from __future__ import annotations
 

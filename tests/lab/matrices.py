@@ -1,4 +1,4 @@
-"""How the lab's own tests call it."""
+"""Functions with which the tests of the lab call the lab."""
 
 from __future__ import annotations
 

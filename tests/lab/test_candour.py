@@ -1,4 +1,7 @@
-"""The report says no more than was seen: effects out of sight, boundaries not tried, trials that could not be made, and in which words."""
+"""The report claims no more than was seen.
+
+Hidden effects, untested boundaries, trials that failed, and the exact words.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every wrong declaration is found, by the name of its tool, and its honest twin is not accused."""
+"""Every wrong declaration is found with the name of its tool, and no correct declaration is reported."""
 
 from __future__ import annotations
 

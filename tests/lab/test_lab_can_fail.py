@@ -1,4 +1,4 @@
-"""Perdure without one of its guards is found out: a lab that cannot fail proves nothing."""
+"""The lab notices when perdure lacks one of its guards: a lab that cannot fail proves nothing."""
 
 from __future__ import annotations
 

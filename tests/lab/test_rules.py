@@ -1,4 +1,4 @@
-"""The judge's rules about perdure itself, on evidence that a sound perdure never leaves."""
+"""The judge's rules about perdure itself, with evidence that only a broken perdure would leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How trials are run: each a run of its own for whoever is outside, at the pace of whatever is outside, killed where it was to be."""
+"""How trials run.
+
+Each trial is a separate run for the services outside, keeps their pace, and is killed where it should be.
+"""
 
 from __future__ import annotations
 

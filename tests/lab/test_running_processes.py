@@ -1,4 +1,4 @@
-"""The processes of the lab: what they are told, how they are ended, and what is left of them."""
+"""The processes of the lab: their input, how they are ended, and what they leave behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents and tools that do what a laboratory has to be ready for."""
+"""Difficult agents and tools that the lab must be able to handle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What could not be compared is not certified, and what the lab or the system did is nobody's fault."""
+"""Results that could not be compared get no certificate. Faults of the lab or the system are not blamed on a tool."""
 
 from __future__ import annotations
 

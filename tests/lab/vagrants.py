@@ -1,4 +1,4 @@
-"""Agents and tools that are not the same each time: what the lab may conclude of them, and what not."""
+"""Agents and tools that are not deterministic: what the lab may conclude about them, and what it may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents for the crash lab's own tests: each with one thing about it."""
+"""Agents for the tests of the crash lab, each with one special property."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that are not there: why is told, nothing is lost by it, and a run waits for as long as it makes sense."""
+"""Servers that cannot be reached: the error says why, nothing is lost, and a run waits as long as that is useful."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A server that is not what it was when the run began (T30): its list is the run's own, and a changed tool is not called by surprise."""
+"""A server that has changed since the run began (T30).
+
+The run keeps its list of tools, and a changed tool is not called.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A worker that is killed in the middle of a call: its server goes with it, and another process goes on by effect class."""
+"""A worker that is killed in the middle of a call.
+
+Its server ends too, and another process continues by effect class.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `mcp(…)` was trusted with is in no journal and no log, whatever the server does with it (G15)."""
+"""Secrets that `mcp(…)` was given are in no journal and no log, whatever the server does with them (G15)."""
 
 from __future__ import annotations
 

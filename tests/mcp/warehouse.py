@@ -1,4 +1,4 @@
-"""What the MCP tests share: the server in a process of its own, over either transport, and its ledger."""
+"""Shared by the MCP tests: the server in a separate process, over either transport, and its ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes back: every kind of answer in one form, streamed to whoever listens, and nothing odd in it is a failure."""
+"""Answers of models: every kind of answer in one form, streamed to listeners; an unusual answer is no failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a provider comes out as what it is, with the id of the request, and never with the key in it."""
+"""Faults of a provider become the right kind of failure, with the id of the request and without the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of commit that a store makes, each with how to see that it has happened exactly once."""
+"""Every kind of commit that a store makes, each with a check that it has happened exactly once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What goes on while it storms: runs with calls of every effect class, timers, approvals, signals and children.
+"""The runs in a storm: calls of every effect class, timers, approvals, signals and children.
 
-What a run does follows from its seed alone, so that afterwards everybody can say what it should have done.
+The seed of a run alone decides what the run does, so that the checks know afterwards what it should have done.
 """
 
 from __future__ import annotations

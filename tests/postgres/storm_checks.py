@@ -1,4 +1,7 @@
-"""What must be true after a storm: nothing lost, nothing doubled, no gap, no run that nobody goes on with."""
+"""What must be true after a storm.
+
+Nothing lost, nothing doubled, no gap, and no run without a worker that can claim it.
+"""
 
 from __future__ import annotations
 

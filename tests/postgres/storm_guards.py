@@ -1,4 +1,4 @@
-"""What a worker can do otherwise, in its own process: without one of our guards, or asleep at the worst moment."""
+"""Changes to a worker, in its own process: one guard is removed, or the worker sleeps at the worst moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who is out in the storm: workers on machines of their own, and the person who starts runs, answers them and settles doubts."""
+"""The processes in a storm.
+
+Workers on separate machines, and a person who starts runs, answers them and settles doubts.
+"""
 
 from __future__ import annotations
 

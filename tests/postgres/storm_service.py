@@ -1,7 +1,8 @@
-"""The service that the storm's tools talk to: a process of its own, which no storm touches, and whose file says what really happened.
+"""The service that the storm's tools use: a separate process without faults, whose file says what really happened.
 
-One request is one line of JSON, and so is its answer. What it did is appended and synced before it answers. A request may say until
-when it is wanted: one that arrives later is refused, so that whoever has found nothing after that time knows that nothing will come.
+One request is one line of JSON, and so is its answer. Each effect is appended and synced before the answer. A request
+may have a deadline: the service refuses it if it arrives later. So if a caller finds nothing after the deadline,
+nothing will arrive any more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The storm itself: workers that are killed, stopped and drained, a server that is restarted, connections that are cut."""
+"""The faults of a storm: workers are killed, stopped and drained, the server is restarted, connections are cut."""
 
 from __future__ import annotations
 

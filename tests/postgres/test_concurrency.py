@@ -1,4 +1,7 @@
-"""Many at once on one database: every run is claimed once, no wake-up is lost, no limit exceeded, and a lock that others hold costs time only."""
+"""Many processes on one database: every run is claimed once, no wake-up is lost, and no limit is exceeded.
+
+A lock that another process holds only costs time.
+"""
 
 from __future__ import annotations
 

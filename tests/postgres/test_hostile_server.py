@@ -1,4 +1,4 @@
-"""A server that asks for the password in a way that gives it away gets nothing, whoever has named the server."""
+"""A server that asks for the password in an unsafe way does not get it, whatever setting has named the server."""
 
 from __future__ import annotations
 

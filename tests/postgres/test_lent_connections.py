@@ -1,4 +1,4 @@
-"""What happens to a connection that a transaction tool has in its hands, and to the call, when the server gives out."""
+"""The server fails while a transaction tool uses a connection: what happens to the connection and to the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An outage that lasts longer than a lease: everybody has been silent for as long, and nobody takes anybody else for dead."""
+"""An outage that is longer than a lease.
+
+All workers were silent for the same time, and none counts another as dead.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behind a proxy that pools transactions: everything works, and what is lost is the doorbell and the session's lock, as it says."""
+"""A proxy that pools transactions: everything works, except the bell and the session's lock, and perdure says so."""
 
 from __future__ import annotations
 

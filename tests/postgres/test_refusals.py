@@ -1,4 +1,7 @@
-"""A database that cannot keep a journal, or will not let us in: one line that names it, the rule and the way out, and shows no password."""
+"""A database that cannot keep a journal, or refuses the login: one line that names it, the rule and the way out.
+
+The line shows no password.
+"""
 
 from __future__ import annotations
 

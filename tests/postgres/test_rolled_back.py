@@ -1,4 +1,7 @@
-"""Deadlocks, serialization failures and rows that others keep: what was rolled back is done again, and counts once."""
+"""Deadlocks, serialization failures and locked rows.
+
+A transaction that was rolled back is repeated, and counts once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Commits that the event loop sends and does not wait for: the same answers as on a thread, whatever becomes of the connection."""
+"""Commits that the event loop sends without waiting.
+
+The same answers as on a thread, even if the connection breaks.
+"""
 
 from __future__ import annotations
 

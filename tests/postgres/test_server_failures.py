@@ -1,4 +1,7 @@
-"""What a server can do to us, with a real one: it restarts, recovers, ends our connections, has none left, or falls silent."""
+"""Failures of a real server.
+
+It restarts, recovers, ends our connections, has no free connection, or does not answer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that takes its time: everything waits for it and nothing else does, the log says so, and afterwards nothing is stranded."""
+"""A slow server: only what needs the server waits for it, the log says so, and afterwards no run is stranded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many processes start on one empty database at once: one of them makes the schema, and nobody notices the others."""
+"""Many processes start on one empty database at once: one of them creates the schema, and the others use it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Six workers on one PostgreSQL in a storm: killed, stopped past their leases, drained, cut off, while the server restarts under them.
+"""Six workers on one PostgreSQL in a storm.
 
-`PERDURE_STORM_S` says for how long, `PERDURE_STORM_SEED` which storm it is.
+Killed, stopped past their leases, drained, cut off, while the server restarts.
+
+`PERDURE_STORM_S` says how long the storm takes, `PERDURE_STORM_SEED` which storm it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What keeps a storm from doing harm, one guard at a time: a worker that slept past its lease neither writes nor begins anything."""
+"""The guards against a storm, one at a time: a worker that slept past its lease neither writes nor begins anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run that a live worker holds is driven by it, or given up: whoever was cancelled or cut off while it claimed leaves nothing behind (G6)."""
+"""A live worker drives every run that it holds, or releases it.
+
+A worker that was cancelled or cut off during a claim leaves no run behind (G6).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The answer to a commit is lost, in every way and at every kind of commit: what the caller hears is what has happened, and it happens once."""
+"""The answer to a commit is lost, in every way and for every kind of commit.
+
+The caller still learns what has happened, and it happens once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A caller that waits for a run of another process goes on waiting during an outage of the database."""
+"""A caller that waits for a run of another process continues to wait during an outage of the database."""
 
 from __future__ import annotations
 

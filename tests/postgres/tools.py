@@ -1,4 +1,7 @@
-"""What the tests of PostgreSQL's failures share: a store with short patience, a look behind its back, and agents whose effects are counted."""
+"""Shared by the tests of PostgreSQL's failures.
+
+A store with short time-outs, direct queries, agents with counted effects.
+"""
 
 from __future__ import annotations
 

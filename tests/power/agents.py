@@ -1,4 +1,4 @@
-"""Agents whose runs are recorded, and the world that their tools act on: it survives every power loss."""
+"""Agents whose runs are recorded, and the world that their tools change: this world survives every power loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found in a folder after a power loss, by the real store and the real `verify`, on real files."""
+"""Examines a folder after a power loss, with the real store and the real `verify`, on real files."""
 
 from __future__ import annotations
 

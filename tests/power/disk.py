@@ -1,8 +1,8 @@
-"""The disk under the real SQLite, with a log of everything that reaches it, and faults to order.
+"""The disk under the real SQLite, with a log of everything that reaches it, and faults that a test can request.
 
-The files are real ones, and SQLite's own file layer does the work: what is written down here is what it was told to do. Whether and when
-it syncs the folder is not visible at that layer; so the one system call that opens a folder for this is watched as well. Shared memory
-(-shm) is no file to SQLite after a power loss, and is left out.
+The files are real, and SQLite's own file layer does the work: the log has the operations that SQLite requested.
+Whether and when SQLite syncs the folder is not visible at that layer. So the system call that opens a folder for this
+is watched too. Shared memory (-shm) is left out, because SQLite ignores it after a power loss.
 """
 
 from __future__ import annotations

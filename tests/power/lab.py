@@ -1,4 +1,4 @@
-"""The walk through a log: at every point of it every kind of power loss, each result opened, read, verified and held against what was told."""
+"""Goes through a log: every kind of power loss at every point. Each result is opened, read, verified and compared."""
 
 from __future__ import annotations
 

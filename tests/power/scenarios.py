@@ -1,4 +1,4 @@
-"""What is recorded: whole runs with everything that happens to them. A scenario can be played again on whatever a power loss has left."""
+"""What is recorded: whole runs with everything that happens to them. A scenario can run again after any power loss."""
 
 from __future__ import annotations
 

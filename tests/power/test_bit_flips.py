@@ -1,4 +1,7 @@
-"""A bit that has turned over, anywhere in the file: inside an event it is found and the event is named; elsewhere it never tells another story (G11)."""
+"""A bit has changed somewhere in the file.
+
+Inside an event, the change is found and the event is named. In other places, the history stays the same (G11).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The power-loss lab is itself tested: with a disk that lies, or perdure without one of its guards, it must find a state that is wrong."""
+"""Tests of the power-loss lab.
+
+With a disk that lies, or without one of perdure's guards, it must find a wrong state.
+"""
 
 from __future__ import annotations
 

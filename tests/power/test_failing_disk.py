@@ -1,4 +1,7 @@
-"""A disk whose sync or write fails, once or for ever, at any operation (section 4): what perdure says is true, and stays so when the power goes."""
+"""A disk whose sync or write fails, once or always, at any operation (section 4).
+
+What perdure reports is true, and stays true if the power fails.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Files that do not belong together, or of which a part is missing: said, or a true beginning of the history; never another one."""
+"""Files that do not belong together, or that lack a part.
+
+An error, or a true beginning of the history; never another one.
+"""
 
 from __future__ import annotations
 

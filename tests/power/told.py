@@ -1,4 +1,4 @@
-"""What perdure has told somebody, and what tools have done to the world, up to a point of the log: what must be true of the disk then."""
+"""What perdure has acknowledged, and what tools have done, up to a point of the log: the disk must agree with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which PostgreSQL the tests start, and as whom."""
+"""Which PostgreSQL the tests start, and as which user."""
 
 from __future__ import annotations
 

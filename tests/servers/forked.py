@@ -1,11 +1,12 @@
-"""Python programs in processes of their own, at a tenth of their price: a server that has imported perdure forks one for each.
+"""Python programs in separate processes, ten times cheaper: a server that has imported perdure forks each of them.
 
     done = forked.run([sys.executable, "-m", "perdure", "list"], cwd=folder, capture_output=True, text=True, timeout=60)
     worker = forked.Popen([sys.executable, "-m", "perdure", "worker", "shop.py"], cwd=folder, stdout=subprocess.PIPE, text=True)
 
-As with subprocess: own pid, arguments, environment, folder, streams, exit code, and signals reach it. What happens before the first line
-of a program does not happen: no PYTHON… variable but PYTHONPATH is looked at, the locale and the hash seed are the server's, and the
-modules of perdure are there already. Nor are its modules taken apart after the last line. Tests of just that start an interpreter.
+As with subprocess, the program has its own pid, arguments, environment, folder, streams and exit code, and gets
+signals. But the start and the end of an interpreter are missing: of all PYTHON… variables only PYTHONPATH is used, the
+locale and the hash seed are those of the server, the modules of perdure are already loaded, and they are not cleaned
+up after the last line. Tests of these things start a real interpreter.
 """
 
 from __future__ import annotations

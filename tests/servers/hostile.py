@@ -1,4 +1,7 @@
-"""A server that is no PostgreSQL: it speaks the start-up of the protocol, asks for a password in the way it wants, and keeps what it gets."""
+"""A server that is no PostgreSQL.
+
+It speaks the start-up of the protocol, asks for a password, and keeps what it gets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A listening socket with an asyncio loop in a thread of its own: what the proxy and the pooler stand on."""
+"""A listening socket with an asyncio loop in a separate thread. The proxy and the pooler use it."""
 
 from __future__ import annotations
 

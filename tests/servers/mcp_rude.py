@@ -1,9 +1,9 @@
-"""An MCP server without manners, by hand: it speaks the protocol of 2025, and lies, cuts off and overdoes as it is told.
+"""An MCP server that breaks the rules: it speaks the protocol of 2025, and lies, cuts off and exaggerates on request.
 
     python tests/servers/mcp_rude.py [--port PORT] [--endless] [--untyped] [--many N] [--locked] [--flood]
 
-Over HTTP it also answers with the statuses that gateways have: the tool `status` is asked for one. It repeats what it was trusted with:
-the Authorization header in its pages, and RUDE_SECRET in its errors.
+Over HTTP it also answers with the statuses of gateways: an argument of the tool `status` chooses the status. It
+repeats its secrets: the Authorization header in its pages, and RUDE_SECRET in its errors.
 """
 
 from __future__ import annotations

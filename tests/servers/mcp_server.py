@@ -1,4 +1,4 @@
-"""An MCP server with tools of every kind, over stdio or streamable HTTP, which keeps a ledger of what it really did.
+"""An MCP server with tools of every kind, over stdio or streamable HTTP, with a ledger of what it really did.
 
     python tests/servers/mcp_server.py LEDGER [--port PORT] [--legacy] [--without TOOL] [--changed TOOL] [--writable TOOL]
 

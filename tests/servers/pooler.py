@@ -1,4 +1,7 @@
-"""A transaction-pooling proxy in the spirit of pgbouncer's transaction mode, and harsher: no client keeps a connection by luck."""
+"""A proxy that pools transactions like pgbouncer's transaction mode, but stricter.
+
+No client keeps a connection by luck.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL of our own for tests and benchmarks: real, durable (fsync is on), killable, and gone afterwards."""
+"""A PostgreSQL server for tests and benchmarks: real, durable (fsync is on), killable, and deleted afterwards."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A turn of the script in the wire formats of the providers, whole or as the events of a stream.
+"""A turn of the script in the wire formats of the providers, complete or as the events of a stream.
 
-A turn is what `say` returns: plain JSON, so that it travels to the server's process. Whatever in it is hostile is meant.
+A turn is what `say` returns: plain JSON, so that it can be sent to the server's process. Hostile content is intended.
 """
 
 from __future__ import annotations

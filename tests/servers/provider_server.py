@@ -1,6 +1,8 @@
-"""The process behind `Provider`: HTTP by hand, answers by script, faults on order, and a ledger that nobody else writes.
+"""The process behind `Provider`.
 
-It ends when its standard input does, so that it outlives every process of perdure and not the test.
+HTTP, scripted answers, faults on request, and a ledger that only this process writes.
+
+The process ends when its standard input ends. So it outlives every process of perdure, but not the test.
 """
 
 from __future__ import annotations

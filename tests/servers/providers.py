@@ -1,4 +1,4 @@
-"""A local model provider in a process of its own: Anthropic Messages, OpenAI chat completions and OpenAI responses.
+"""A local model provider in a separate process: Anthropic Messages, OpenAI chat completions and OpenAI responses.
 
     with Provider([say("Looking.", use("lookup", order="o-1")), say("It is on its way.")]) as provider:
         model = Anthropic("claude-test", client=AsyncAnthropic(base_url=provider.url, api_key=provider.key))
@@ -6,11 +6,12 @@
         …
         assert [line.status for line in provider.requests()] == [429, 200, 200]
 
-The nth answer of a conversation is the nth turn of the script. Which one it is is read from the request (how often the model has spoken),
-not counted: a process that resumes after a kill gets the right one. Requests that the real providers would refuse are refused in their
-words with a 400. The ledger is a file that only the server writes: it tells what was asked, whatever the journal says.
+The nth answer of a conversation is the nth turn of the script. The server reads n from the request (how often the
+model has spoken) and does not count requests: so a process that resumes after a kill gets the right turn. Requests
+that the real providers would refuse are refused with their words and a 400. Only the server writes the ledger file: it
+says what was asked, whatever the journal says.
 
-In another process: pass `provider.env`, which points both SDKs here.
+In another process: pass `provider.env`, which makes both SDKs use this server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A TCP proxy that loses messages of PostgreSQL's protocol at the worst moment, on purpose and exactly once."""
+"""A TCP proxy that drops messages of PostgreSQL's protocol at the worst moment, on purpose and exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers that other tests rely on do what they say: nothing here is about perdure."""
+"""Tests of the servers that other tests use. These tests are not about perdure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Ends what a killed test process leaves behind: a database server, running or stopped, and its folder.
 
-A parent-death signal would not do: a process that a test has stopped (SIGSTOP) does not act on it, nor would the folder go away.
+A parent-death signal is not enough: a process that a test has stopped (SIGSTOP) does not handle it, and the folder
+would stay.
 """
 
 from __future__ import annotations

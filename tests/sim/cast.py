@@ -1,6 +1,6 @@
 """The agents and tools of the simulation: together they make every kind of call, and each is short.
 
-Whoever drives them puts the services that they use on the stage first.
+Before an agent runs, the caller sets the services that the tools use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What must hold, looked at after every operation: a second reading of the journal, made of nothing but its rows.
+"""Checks after every operation what must hold: a second interpretation of the journal, from its rows alone.
 
-Every run that an operation has touched is read again, and its new events are folded onto what was there before. GUARANTEES.md says
-what the numbers mean.
+Every run that an operation has changed is read again, and its new events are folded onto the earlier state.
+GUARANTEES.md explains the numbers.
 """
 
 from __future__ import annotations

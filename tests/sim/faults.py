@@ -1,4 +1,4 @@
-"""What goes wrong, and where: a list that is drawn from the seed, and that can be made shorter."""
+"""Which faults happen, and where: a list that is drawn from the seed, and that can be made shorter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulated stores stand on: the real logic over a real database in memory, which does not go wrong."""
+"""The base of the simulated stores: the real logic over a real database in memory, without faults."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""A small operating system with one clock: processes made of strands, of which one runs at a time, and time that passes when all wait.
+"""A small operating system with one clock.
 
-A strand is a real thread that has to be handed the baton before it runs. Whoever waits hands it to the strand that is due next, and
-who that is follows from the seed alone: every wake-up is late by a few microseconds of the seed's own chance. So the threads of the
-runtime (its writer, its renewer, those that ask the store) are simulated without a line of theirs changed, and a run of the whole
-can be repeated.
+Its processes have strands; one strand runs at a time, and time passes when all strands wait.
+
+A strand is a real thread that runs only while it has the baton. A strand that waits gives the baton to the strand that
+is due next. The seed alone decides which strand that is, because every wake-up is late by a few random microseconds of
+the seed. So the threads of the runtime (its writer, its renewer, those that ask the store) are simulated without a
+change of their code, and a whole simulation can be repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""asyncio's own event loop, on simulated time: where it would wait for sockets, it hands the baton on."""
+"""asyncio's own event loop, on simulated time.
+
+Instead of waiting for sockets, it gives the baton to another strand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Perdure without one of its guards, in this process and until it is undone: what the simulation must notice."""
+"""perdure without one of its guards, in this process until the change is undone: the simulation must notice it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The world outside: services with a memory of their own, which perdure's tables know nothing of.
+"""The services outside of perdure. They have their own memory, which the tables of perdure do not have.
 
-A request leaves with the first step of a tool. From then on it arrives, or it is lost, whatever becomes of the process that sent it.
+A request is sent in the first step of a tool. Then it arrives or is lost, even if the process that sent it dies.
 """
 
 from __future__ import annotations

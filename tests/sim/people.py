@@ -1,4 +1,7 @@
-"""Those outside the workers: they start runs, decide, signal, cancel, pause, and say what became of a call. Late, twice, and at odds."""
+"""People: they start runs, decide, signal, cancel, pause, and resolve calls.
+
+They act late, twice, and against each other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many seeds one after the other: what they have found, and how much has happened in them."""
+"""Runs many seeds one after the other, and collects the violations and the counts."""
 
 from __future__ import annotations
 

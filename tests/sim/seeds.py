@@ -1,7 +1,7 @@
-"""What the simulation has found: a seed, with the shortest list of faults that shows it, and what it was. They stay.
+"""Violations that the simulation has found: each with its seed, the shortest list of faults, and a description.
 
-A seed means what the agents, the people and the tools of the simulation make of it: when those change, so does it. What was found
-therefore stands in test_found.py once more, without the simulation.
+The meaning of a seed depends on the agents, the people and the tools of the simulation: if these change, it changes
+too. So test_found.py tests each violation again without the simulation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A store that can go wrong at any operation, in front of one that does not: the real logic on a real database in memory.
+"""A store that can fail at any operation, in front of a store that never fails: real logic, real database in memory.
 
-Each process has its own. Near, as SQLite is: an operation is done when it returns. Remote, as PostgreSQL is: a request takes its time
-to arrive, its answer takes its time to come back, both can be lost, and what was sent may arrive after its sender's death.
+Each process has its own store. A near store is like SQLite: an operation is done when it returns. A remote store is
+like PostgreSQL: requests and answers take time, both can be lost, and a request may arrive after the death of its
+sender.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The whole runtime on simulated time, with everything going wrong: one seed is one course of events, and can be seen again.
+"""The whole runtime on simulated time, with all kinds of faults.
 
-python -m tests.sim SEED --trace       every operation of it
-python -m tests.sim SEED --shrink      its shortest list of faults
+A seed gives one sequence of events, and is repeatable.
+
+python -m tests.sim SEED --trace       all operations
+python -m tests.sim SEED --shrink      the shortest list of faults
 """
 
 from __future__ import annotations

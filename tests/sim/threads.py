@@ -1,4 +1,4 @@
-"""What the runtime takes from `threading`, `queue`, `time` and `concurrent.futures`, on simulated time. Only what it takes."""
+"""The parts of `threading`, `queue`, `time` and `concurrent.futures` that the runtime uses, on simulated time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One seed: a journal, workers and people around it, everything going wrong for a while, and then nothing any more.
+"""One seed: a journal, workers and people. At first there are all kinds of faults, and then none.
 
-In the calm at the end every run must end. What is promised is checked after every operation, and as a whole at the end.
+In the calm at the end every run must end. The promises are checked after every operation, and as a whole at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A clock that stands still until it is told, and an app that goes by it: nothing happens by itself, and nothing is late."""
+"""A clock that only moves when the test moves it, and an app that uses it.
+
+Nothing happens by itself, and nothing is late.
+"""
 
 from __future__ import annotations
 

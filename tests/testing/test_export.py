@@ -1,4 +1,4 @@
-"""One file of a run: byte for byte what the journal has, believed only if nobody has touched it."""
+"""The export of a run: it has exactly the bytes of the journal, and it is refused if it was changed."""
 
 from __future__ import annotations
 

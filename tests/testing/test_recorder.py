@@ -1,4 +1,4 @@
-"""A recorded run against today's code: the same code goes the same way, and a change is shown where it is."""
+"""A recorded run against today's code: the same code makes the same calls, and a change is shown at its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stepped run stands still exactly where it was told to, is really killed there, and goes on in another process."""
+"""A stepped run stops exactly where it should, is really killed there, and continues in another process."""
 
 from __future__ import annotations
 

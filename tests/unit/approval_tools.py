@@ -1,4 +1,4 @@
-"""What the tests of approvals share: an agent that asks, and the three situations in which an answer can reach it."""
+"""Shared by the tests of approvals: an agent that asks, and the three situations in which a decision can arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of driving share: a clock that is told, settings without waiting, and a short way to write a journal down."""
+"""Shared by the tests of driving: a clock for tests, settings without waits, and a short way to write a journal."""
 
 from __future__ import annotations
 

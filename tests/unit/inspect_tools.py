@@ -1,4 +1,4 @@
-"""Runs of every kind in one database, made by the real app, for the tests of everything that reads."""
+"""Runs of every kind in one database, made by the real app, for the tests of all readers."""
 
 from __future__ import annotations
 

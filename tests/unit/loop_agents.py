@@ -1,6 +1,6 @@
-"""Agents that use each part of asyncio once, and a program that replays what they did in a process of its own.
+"""Agents that use each part of asyncio once, and a program that replays them in a separate process.
 
-Their answers tell the order in which things happened. `python loop_agents.py DB` prints one line of JSON per run.
+Their results tell the order of the events. `python loop_agents.py DB` prints one line of JSON per run.
 """
 
 from __future__ import annotations

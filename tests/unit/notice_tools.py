@@ -1,4 +1,4 @@
-"""What the tests of notices share: a real HTTP server that answers as it is told, and notices to send."""
+"""Shared by the tests of notices: a real HTTP server with scripted answers, and notices to send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the PostgreSQL store share: empty journals in milliseconds, a look into the tables, and patience."""
+"""Shared by the tests of the PostgreSQL store: fast empty journals, direct queries of the tables, and waits."""
 
 from __future__ import annotations
 

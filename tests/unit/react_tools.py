@@ -1,4 +1,4 @@
-"""What the tests of ReAct share: a scripted model that keeps what it was asked, and a short way to a finished run."""
+"""Shared by the tests of ReAct: a scripted model that keeps its requests, and a short way to a finished run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the tests of the SQLite store share: other processes, a look into the file, and a disk that fails when it is told to."""
+"""Shared by the tests of the SQLite store.
+
+Other processes, direct access to the file, and a disk that fails on request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public API: what is exported, what users get to see of a run, and old names that still work for one version."""
+"""The public API: the exported names, what users see of a run, and old names that still work for one version."""
 
 from __future__ import annotations
 

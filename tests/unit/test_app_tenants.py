@@ -1,4 +1,4 @@
-"""One tenant's runs do not exist for another (G16): every door of the app that takes a run or an approval."""
+"""For one tenant the runs of another do not exist (G16): every method of the app that takes a run or an approval."""
 
 from __future__ import annotations
 

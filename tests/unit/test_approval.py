@@ -1,4 +1,4 @@
-"""Who may say yes to what, and what a yes, a no or silence does (G9, T16–T20)."""
+"""Who may approve what, and the result of an approval, a rejection or an expiry (G9, T16–T20)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules that keep the shape of the code, and for each of them a proof that it would notice."""
+"""The rules about the structure of the code. For each rule, a test shows that the rule can fail."""
 
 from __future__ import annotations
 

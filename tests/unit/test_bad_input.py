@@ -1,6 +1,6 @@
-"""Bad input gets a clear error and loses nothing (GUARANTEES 7): what reaches a run through Python, and the files behind it.
+"""Bad input gets a clear error and loses nothing (GUARANTEES 7): input through Python, and the files of the journal.
 
-Declarations of tools, the codec, the command line and models have tests of their own for what is theirs.
+The tests of tools, the codec, the command line and models test bad input of these parts.
 """
 
 from __future__ import annotations

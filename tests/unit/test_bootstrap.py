@@ -1,4 +1,4 @@
-"""`make setup` runs no uv but the one that requirements-boot.lock names by its hash, and .venv has the interpreter that was named."""
+"""`make setup` runs only the uv whose hash is in requirements-boot.lock, and .venv has the requested interpreter."""
 
 from __future__ import annotations
 

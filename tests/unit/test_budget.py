@@ -1,4 +1,4 @@
-"""What a run may use: exact sums, and a limit that holds at the limit (G14, T24)."""
+"""Budgets: exact sums, and limits that hold exactly (G14, T24)."""
 
 from __future__ import annotations
 

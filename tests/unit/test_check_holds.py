@@ -1,4 +1,4 @@
-"""Whether a file holds an agent is seen without running it: everything that users write, and nothing of what only looks like it."""
+"""Does a file declare an agent? perdure sees this without running the file, for every form of declaration."""
 
 from __future__ import annotations
 

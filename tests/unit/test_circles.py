@@ -1,4 +1,4 @@
-"""When a run is going in circles, and when it only looks like it."""
+"""When a run goes in circles, and when it only seems to do so."""
 
 from __future__ import annotations
 

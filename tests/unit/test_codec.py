@@ -1,4 +1,4 @@
-"""Canonical JSON: everything that it takes comes back the same, and what it cannot hold is refused by name."""
+"""Canonical JSON: every value that it accepts comes back unchanged; for other values, the error names the problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The desk: who is counted as who, what a top-up must be, and a pause that is taken back before it has come to pass."""
+"""Control: which names count as one person, what an added budget must be, and a pause that is taken back in time."""
 
 from __future__ import annotations
 

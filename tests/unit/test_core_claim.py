@@ -1,4 +1,4 @@
-"""What the run core makes of the journal that it is given at a claim."""
+"""What the run core does with the journal that it gets at a claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict on every open call that nobody is performing, by phase, effect class and what is known."""
+"""The verdict on every open call without an attempt under way, by phase, effect class and known facts."""
 
 from __future__ import annotations
 

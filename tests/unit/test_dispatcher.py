@@ -1,4 +1,4 @@
-"""Notices go out: in words, signed, at least once, and whatever the receiver does, nothing else waits for it."""
+"""Notices are sent: in words, signed, at least once. A slow or failing receiver delays nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents that do everything wrong: each stops, or fails, alone, and says why."""
+"""Agents with every kind of mistake: each one stops or fails without affecting other runs, and the error says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Approvals from the agent's side: what it learns, whoever is alive when somebody decides, and that only the approved call is made (G9)."""
+"""Approvals from the agent's side.
+
+What it learns, whichever process is alive, and that only the approved call is made (G9).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Budgets across deaths (T33): a call that is settled as happened is charged, and one in doubt stays reserved. On both stores."""
+"""Budgets after deaths of workers (T33), on both stores.
+
+A call that is resolved as happened is charged. The cost of a call in doubt stays reserved.
+"""
 
 from __future__ import annotations
 
