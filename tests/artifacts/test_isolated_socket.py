@@ -69,7 +69,7 @@ def test_it_saves_and_opens_with_the_rights_of_its_call(journal: tuple[Store, Va
 
 
 def end(asked: AskedVault) -> None:
-    """What the end of the tool's process does."""
+    """Do what the end of the tool's process does."""
     asked._file.close()
     asked._socket.close()
 

@@ -50,15 +50,17 @@ from perdure.core.events import encode_body
 
 # How long no worker has the run after a death: no time, longer than any request flies, longer than a key, an approval and a timer last.
 _AWAY_US = (0, 40 * SECOND, 1000 * SECOND)
-_WILD = 0.3  # of the moves on a way at random are not the ordinary ones
+_WILD = 0.3  # the share of unusual moves on a random path
 _LAST = ("fenced", "drain")  # moves that end a way soon
 _NEAR = 50
 _LONGEST = 150  # moves until a run must have come to rest
 _SOME = 3  # events at which a run is reopened, of all at which it could be
 _DIES_BEFORE = 0.05  # the share of places before the first reopening at which a worker dies
-_BEFORE = 12  # paths before the first reopening, where a person reopens the run: the others are those of other scenarios
+# The number of paths before the first reopening, if a person reopens the run: other scenarios have the other paths.
+_BEFORE = 12
 _MOST_TURNS = 80  # claims and acts of people until it must have ended
-Effort = Sequence[tuple[int, int]]  # for a run with so many deaths behind it: places to differ in, and the most paths
+# For a run with this many deaths so far: in how many places a path may differ, and the most paths.
+Effort = Sequence[tuple[int, int]]
 
 
 class Found(AssertionError):
@@ -102,7 +104,7 @@ class _Path(NamedTuple):
 
 
 class _Paths:
-    """The paths to be walked: mostly the shortest prefix first, for it has the most new places behind it; at times any."""
+    """The paths to explore: usually the shortest prefix first, because it has the most new places; sometimes any path."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -126,8 +128,8 @@ class _Paths:
 class Explorer:
     """One scenario, explored with this effort.
 
-    `most_points`: then no more deaths are tried, and what was found is recovered. `deep`: long ways at random, instead of all short ones:
-    worlds are explored in any order, and every path goes its own way.
+    `most_points`: after this many crash points no more deaths are tried, and the worlds so far are recovered. `deep`:
+    long random paths instead of all short paths: worlds are explored in any order, and every path is random.
     """
 
     def __init__(self, scenario: Scenario, effort: Effort, *, seed: int = 0, most_points: int | None = None, deep: bool = False) -> None:
@@ -251,7 +253,10 @@ class Explorer:
     def _walk(
         self, key: tuple[Any, ...], world: World, turns: int, path: _Path, dies: bool, been: set[tuple[Move, ...]]
     ) -> tuple[list[Move], list[list[Move]]]:
-        """One path: the prefix, and from there on the ordinary course. What was made, and what was enabled at each place behind the prefix."""
+        """One path: the prefix, and then the ordinary course.
+
+        Returns the moves that were made, and the moves that were possible at each place after the prefix.
+        """
         tally, prefix = self.tally, path.prefix
         tally.paths += 1
         tally.recoveries += not prefix
@@ -332,5 +337,5 @@ def _shown(moves: Sequence[Move]) -> str:
 
 
 def explore(scenario: Scenario, effort: Effort, *, seed: int = 0, most_points: int | None = None, deep: bool = False) -> Tally:
-    """What was tried; Found when a promise is broken."""
+    """The counts of what was tried. Raises Found if a promise is broken."""
     return Explorer(scenario, effort, seed=seed, most_points=most_points, deep=deep).run()

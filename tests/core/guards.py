@@ -26,7 +26,7 @@ Patch = pytest.MonkeyPatch
 
 
 class Guard(NamedTuple):
-    """What is switched off, in which scenario that shows, and the promise that breaks."""
+    """What is removed, the scenario that shows it, and the promise that breaks."""
 
     off: Callable[[Patch], None]
     scenario: str

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    keep_to_ourselves()  # before it is born, so that victims see what is mounted for them
+    keep_to_ourselves()  # before the nursery starts, so that victims see their mounts
     opened = Nursery()
     yield opened
     opened.close()
@@ -39,7 +39,7 @@ def databases(postgres: Server) -> Iterator[Databases]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def dialect(request: pytest.FixtureRequest) -> str:
-    """On which store the test takes place: each on both, one after the other."""
+    """The store of the test: each test runs on both, one after the other."""
     chosen: str = request.param
     return chosen
 
@@ -59,7 +59,7 @@ def world(worlds: Worlds) -> World:
 
 @pytest.fixture
 def small(worlds: Worlds) -> Iterator[World]:
-    """A world whose journal lies on a file system of its own, which can be full or read-only."""
+    """A world whose journal has its own file system, which can be full or read-only."""
     world = worlds.new()
     with small_disk(world.disk) as mounted:
         if not mounted:

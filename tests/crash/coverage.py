@@ -15,7 +15,7 @@ class Case:
 
     name: str
     tests: tuple[str, ...]  # file::function, below tests/
-    only: str = ""  # the one store that it is about; both, if there is none
+    only: str = ""  # the only store of this case; empty: both stores
     quick: str = ""  # the parameters with which `make test` runs the first of its tests; none, if that has no parameters
 
     @property

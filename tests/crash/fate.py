@@ -71,7 +71,7 @@ def die() -> None:
 
 
 def wait_for_word(place: str) -> None:
-    """Say that it has come to this place, and go no further until `World.let_go`."""
+    """Report that this place was reached, and wait until `World.let_go`."""
     ledger = Ledger.here()
     ledger.note("held", place)
     while not os.path.exists(f"{ledger.path}.go"):
@@ -79,7 +79,7 @@ def wait_for_word(place: str) -> None:
 
 
 class Fate:
-    """The nth time that this process comes to this place, at this moment, it dies."""
+    """When this process reaches this place for the nth time, at this moment, it dies."""
 
     def __init__(self, place: str = "", moment: str = "", nth: int = 1, tool: str = "", blow: str = "SIGKILL") -> None:
         self.place = place
@@ -126,7 +126,7 @@ class Fate:
         setattr(owner, method, visiting)
 
     def _wrap_sending(self) -> None:
-        """The same for what the event loop sends: the visit ends when its answer is there."""
+        """The same for statements that the event loop sends: the visit ends when the answer has arrived."""
         real = PostgresStore.send
 
         def sending(store: Any, batch: Sequence[Append], loop: Any, done: Callable[[list[Any]], None]) -> list[Append]:
@@ -170,8 +170,9 @@ class Fate:
         os.kill(os.getpid(), self._blow)
 
     def freeze(self) -> None:
-        """As kill -STOP does, at this very instruction; it goes on when somebody lets it."""
-        # To this thread: a signal to the process may meet another one first, and this one would go on for a moment.
+        """Like kill -STOP, at exactly this instruction. The process continues when the test sends SIGCONT."""
+        # Send the signal to this thread: another thread could get a signal to the process first, and this thread would
+        # continue for a moment.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     def arm(self) -> None:
@@ -192,7 +193,7 @@ class Fate:
         for store in (SqlStore, PostgresStore):
             self.wrap(store, "post", lambda *_, **__: {"post"})
         self.wrap(SqlStore, "notice_done", lambda *_: {"told"})
-        self.wrap(Dispatcher, "_tell", lambda *_: {"taken"})  # a notice is out of the store, and nobody has heard of it
+        self.wrap(Dispatcher, "_tell", lambda *_: {"taken"})  # a notice was taken from the store, and was not sent
         self.wrap(Dispatcher, "_reading", lambda *_: {"sent"})  # the receiver has answered
         self.wrap(Drive, "_ended", lambda told, _: {"arrive"} if told.number == CALL or self.tool == ANY else set())
         self.wrap(Drive, "_feed", self._of_input)

@@ -19,7 +19,10 @@ released = asyncio.Event()  # what `linger` waits for
 
 
 def strike(here: str) -> None:
-    """Ctrl-C as often as it takes: asyncio.run makes a cancel of the first one. Or what a handler of the user's makes of a SIGTERM."""
+    """Send Ctrl-C as often as needed: asyncio.run turns the first into a cancel.
+
+    Or SIGTERM, with a handler of the user.
+    """
     if here != place:
         return
     if signal.getsignal(signal.SIGTERM) is leave:

@@ -39,7 +39,7 @@ def test_killed_before_any_single_write_or_sync_of_a_whole_run_the_run_ends_well
         deaths += 1
         told = world.resume(kind=kind)
         assert told["status"] == "succeeded", (deaths, told, world.log())
-        # The whole check at every fourth death: what it adds costs more than the crash.
+        # The complete check runs only at every fourth death, because it takes longer than the crash.
         if deaths % 4 == 0:
             check_succeeded(world, told, kind)
         else:
