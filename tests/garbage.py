@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def own_garbage() -> Iterator[None]:
-    """What is there already is not looked at by the collector; what comes to be within is, as ever."""
+    """The collector ignores existing objects; objects that are created inside the block are collected as usual."""
     gc.collect()
     gc.freeze()
     try:

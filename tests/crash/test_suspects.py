@@ -18,7 +18,7 @@ from perdure.core.events import AttentionNeeded
 
 RUNS = 20
 INNOCENT = 23
-LIMIT = 5  # poison_limit, as it is by default
+LIMIT = 5  # the default of poison_limit
 
 
 def test_runs_whose_worker_was_killed_twice_are_all_under_way_at_once_in_the_next_one(world: World) -> None:

@@ -48,7 +48,7 @@ class WallClock:
         self.set(wrong_s)
 
     def set(self, wrong_s: float) -> None:
-        with open(self.path, "r+b") as file:  # in place: whoever follows has the file mapped
+        with open(self.path, "r+b") as file:  # in place: other processes have mapped the file
             file.write(struct.pack("q", round(wrong_s * 1e6)))
 
     def start(self, victim: str, **args: Any) -> int:

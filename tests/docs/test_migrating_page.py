@@ -12,7 +12,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "migrating.md").read_text
 
 
 def new_places(page: str) -> list[str]:
-    """The modules in the second column of the tables; `.name` lies beside the one before it."""
+    """The modules in the second column of the tables; `.name` is in the same package as the module before it."""
     found: list[str] = []
     for cell in re.findall(r"^\| `perdure[^|]*\| ([^|]+) \|$", page, re.M):
         for name in re.findall(r"`(perdure\.[\w.]+|\.\w+)`", cell):

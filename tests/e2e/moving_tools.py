@@ -98,7 +98,7 @@ async def plant(url: str, world: World, copies: int = 1) -> None:
 
 
 async def finish(url: str, world: World, copies: int = 1) -> dict[str, Any]:
-    """Give every run what it waits for; what becomes of those that succeed."""
+    """Give every run what it waits for. Returns the results of the runs that succeed."""
     agents = world.agents()
     async with Perdure(url, agents, settings=SETTINGS) as app:
         stop = asyncio.Event()

@@ -160,7 +160,7 @@ async def follow_plan(stage: Stage) -> None:
     assert (await stage.app.undo("planned", by="ann", accept=True)).status == "succeeded"
 
 
-# -- left as they are, for whoever comes later ------------------------------------------------------------------------------------------
+# -- runs that are left unfinished, for later versions ---------------------------------------------------------------
 async def leave(stage: Stage) -> None:
     for run_id in ("asleep", "paused"):
         await stage.start("steady", run_id, run_id)

@@ -13,7 +13,7 @@ from perdure.testing.lab import victim
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Have every victim, and nobody else, live without that guard."""
+    """Remove that guard in every victim, and in no other process."""
     real = victim.live
 
     def weaken(mutation: str) -> None:

@@ -25,7 +25,7 @@ def victim(folder: Path, effect: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("effect", "ends", "attempts"),
     [
-        ("once", "needs_attention", [1]),  # nobody knows: a person is asked
+        ("once", "needs_attention", [1]),  # it is not known whether the call happened: a person is asked
         ("keyed", "succeeded", [1, 2]),  # the same key again
     ],
 )
