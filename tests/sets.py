@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from tests.crash.coverage import BOUNDARIES, FAULTS
 
-# What `-m` is for each of them; figures.py knows a whole run by it.
+# The `-m` option of each set; figures.py recognises a whole run by it.
 QUICK = "not full and not soak"
 FULL = "full and not soak"
 BOTH = "not soak"

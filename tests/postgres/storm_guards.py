@@ -26,14 +26,14 @@ def _blind(name: str, column: str) -> None:
 
 
 def leases_are_not_looked_at() -> None:
-    """Whoever expects the right seq may write, whoever holds the run."""
+    """An append with the right seq is accepted, whichever worker holds the run."""
     for name in _GUARDED:
         for column in ("epoch", "nonce", "holder"):
             _blind(name, column)
 
 
 def sleeps_before_its_first_effect() -> None:
-    """Stops when the first intent is durable and nobody has heard of it yet, until somebody wakes it."""
+    """Stops when the first intent is durable and not acknowledged yet, until the test wakes it."""
     real = Drive._durable
 
     def durable(self: Drive, append: Append, result: Sealed | None) -> None:

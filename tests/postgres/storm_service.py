@@ -41,11 +41,11 @@ class _Service:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             line = await reader.readline()
-            if line.endswith(b"\n"):  # whoever died while asking has asked for nothing
+            if line.endswith(b"\n"):  # a client that died while it sent has requested nothing
                 writer.write(json.dumps(self._do(json.loads(line))).encode() + b"\n")
                 await writer.drain()
         except OSError:
-            pass  # it has happened, and nobody is there to hear of it: that is what a storm is for
+            pass  # the effect has happened, and the client is gone: a storm must test this
         finally:
             writer.close()
 

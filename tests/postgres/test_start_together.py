@@ -59,7 +59,7 @@ def check_one_schema(url: str) -> None:
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
 def test_twenty_processes_make_one_schema(postgres, postgres_url, isolation) -> None:
-    """Whatever isolation somebody has made the default there."""
+    """With any default isolation of the database."""
     database = postgres_url.rpartition("/")[2].partition("?")[0]
     postgres.execute(f"ALTER DATABASE \"{database}\" SET default_transaction_isolation = '{isolation}'")
     start_together(postgres_url)

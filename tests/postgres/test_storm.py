@@ -37,7 +37,7 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """One of its own: nobody else's tests stand in this weather."""
+    """A server only for the storm, because it disturbs all its clients."""
     own = Server()
     try:
         own.start()
@@ -47,7 +47,7 @@ def server() -> Iterator[Server]:
 
 
 def weather(server: Server, nursery: Nursery, folder: Path, seconds: float) -> None:
-    """A storm of so many seconds, a calm, and a look at what it has left."""
+    """A storm of this many seconds, a calm, and the checks."""
     # It may take longer than any other test, and still not for ever.
     assert sys.__stderr__ is not None
     faulthandler.dump_traceback_later(seconds + 2 * _CALM_S + 90, exit=True, file=sys.__stderr__)
@@ -89,7 +89,7 @@ def check_nobody_is_connected(server: Server) -> None:
 
 
 def check_log(path: Path) -> None:
-    """Nobody met anything that they had not expected."""
+    """No process met an unexpected error."""
     lines = path.read_text().splitlines()
     for number, line in enumerate(lines):
         assert "Traceback" not in line, "\n".join(lines[max(number - 3, 0) : number + 40])

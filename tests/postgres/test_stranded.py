@@ -58,7 +58,7 @@ def test_who_is_cancelled_while_it_claims_strands_nothing(postgres_url: str) -> 
 
 
 def test_a_run_whose_row_somebody_has_locked_holds_up_no_other_run_of_its_worker(postgres_url: str) -> None:
-    """A parent is inside a transaction tool, say, and its child ends: the child waits, and nobody else."""
+    """For example, a parent is inside a transaction tool and its child ends: only the child waits."""
     heard: dict[str, tuple[float, Any]] = {}
 
     async def main(store: PostgresStore) -> None:

@@ -34,7 +34,8 @@ def test_whoever_waits_goes_on_waiting_when_the_database_is_away_for_a_moment(po
                 result = group.create_task(handle.result())
                 followed = group.create_task(_seqs(handle))
                 await asyncio.sleep(0.2)
-                cut = proxy.rule(Cut(question, "before", times=4))  # a read that was cut off is tried once more by itself
+                # A read that was cut off is repeated once by itself.
+                cut = proxy.rule(Cut(question, "before", times=4))
                 said = await result, await followed
                 assert cut.made == 4
                 other.drain()

@@ -28,7 +28,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file from before the recording, which is on the disk for good."""
+    """A file from before the recording, which is certainly on the disk."""
 
     name: str
     inode: int
@@ -66,7 +66,7 @@ class FolderSynced:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Not the disk's: something that perdure has told somebody, or that a tool has done to the world, at this moment."""
+    """Not an operation of the disk: an answer of perdure, or an effect of a tool, at this moment."""
 
     mark: object
 
@@ -161,7 +161,7 @@ class _RecordingFile(apsw.VFSFile):
             if trouble.fault == "sync fails":
                 self._disk.log.append(Synced(self._inode, failed=True))
                 raise apsw.IOError("fsync failed, as ordered")
-            return  # a lie: SQLite is told that all is well
+            return  # a lie: SQLite is told that the sync succeeded
         super().xSync(flags)
         self._disk.log.append(Synced(self._inode))
 

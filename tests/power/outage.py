@@ -34,7 +34,7 @@ SECTORS = (512, 4096)
 @dataclass(slots=True)
 class _Change:
     op: Written | Cut
-    settled: bool = False  # it is on the disk for good
+    settled: bool = False  # it is certainly on the disk
     doubtful: bool = False  # a sync of it has failed
 
 
@@ -86,7 +86,8 @@ class Medium:
 
     def __init__(self) -> None:
         self._files: dict[int, _File] = {}
-        self._names: dict[str, list[int | None]] = {}  # what each may stand for: the first for sure, up to a sync of the folder
+        # Name → the files that it may refer to: the first is certain, the others until a sync of the folder.
+        self._names: dict[str, list[int | None]] = {}
 
     def take(self, op: Op) -> None:
         """The next operation."""
@@ -130,7 +131,7 @@ class Medium:
                 torn = chance.choice(wide)
                 yield "one torn", self._image({id(torn): _tear(chance, torn)}, {})
             if len(unsure) > 1:
-                # The last one is what the point before had not seen.
+                # The last operation is the one that the point before did not have.
                 yield "one lost", self._image({id(chance.choice(unsure[:-1])): _WHOLLY}, {})
                 kept = chance.choice(unsure)
                 yield "one alone", self._image({id(change): _WHOLLY for change in unsure if change is not kept}, {})
@@ -143,7 +144,7 @@ class Medium:
         return [self._files[inode] for inode in sorted({inode for stages in self._names.values() for inode in stages if inode})]
 
     def _image(self, lost: dict[int, _Lost], stages: dict[str, int]) -> Image:
-        """The folder without what is lost; a name stands for its last file, unless `stages` says for which."""
+        """The folder without the lost operations; a name refers to its last file, unless `stages` says another."""
         chosen = {name: options[stages.get(name, -1)] for name, options in self._names.items()}
         return {name: self._files[inode].content(lost) for name, inode in chosen.items() if inode is not None}
 

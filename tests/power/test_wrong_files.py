@@ -32,7 +32,7 @@ def histories(store: SqliteStore) -> Histories:
 
 
 def copied(path: Path, runs: int) -> tuple[Image, Histories]:
-    """The files of a journal while it is open and its log is full, and what is in it."""
+    """The files of a journal while it is open and its log is full, and the content of the journal."""
 
     async def main() -> tuple[Image, Histories]:
         async with Perdure(url_of(path), AGENTS, settings=SETTINGS) as app:

@@ -128,7 +128,7 @@ def called(params: dict[str, Any]) -> dict[str, Any]:
             return {"content": []}
         case "status":
             raise Cut(arguments["status"])
-        case "forget":  # and nobody is told
+        case "forget":  # without telling the client
             TOOLS[:] = [tool for tool in TOOLS if tool["name"] != arguments["name"]]
             return {"content": []}
         case "nonsense":
@@ -205,7 +205,7 @@ def handler(told: argparse.Namespace) -> type[http.server.BaseHTTPRequestHandler
                 self._send(200, json.dumps(said).encode(), "application/json")
 
         def _cut(self, status: int) -> None:
-            if status == 404:  # it has forgotten everybody
+            if status == 404:  # the server has forgotten all sessions
                 self.sessions.clear()
             if status == 0:  # the connection is cut before a word was said
                 self.close_connection = True

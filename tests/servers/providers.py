@@ -93,7 +93,7 @@ class Line:
     turn: int | None
     """Which turn of the script it got, from 0; None if none."""
     tokens: Count
-    """What it is charged: nothing for a refusal, all of it once the answer has begun."""
+    """What is charged: nothing for a refusal, everything as soon as the answer has begun."""
     injected: str | None
     """The kind of the fault, if there was one."""
     complete: bool
@@ -107,7 +107,10 @@ class Line:
 
 
 class Provider:
-    """The server, from now until close(). `url` is Anthropic's base URL, `openai_url` OpenAI's; `key` is the one API key it takes."""
+    """The server, until close().
+
+    `url` is Anthropic's base URL, `openai_url` OpenAI's; `key` is the only valid API key.
+    """
 
     def __init__(self, script: Sequence[Turn | str] = (), *, keep_bodies: bool = True) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="provider-"))
@@ -118,7 +121,7 @@ class Provider:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=_ROOT,
-            # What a test sends to its own group, or to that of a victim, must not reach the witness.
+            # Signals that a test sends to its own group, or to a victim's group, must not reach the provider.
             start_new_session=True,
         )
         self.pid = self._process.pid

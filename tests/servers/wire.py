@@ -37,7 +37,7 @@ def message(kind: bytes, body: bytes) -> bytes:
 
 
 class Messages:
-    """Bytes in, whole messages out: packets and messages have nothing to do with each other."""
+    """Takes bytes and returns complete messages: the limits of packets do not matter."""
 
     def __init__(self) -> None:
         self._rest = b""

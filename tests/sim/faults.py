@@ -9,7 +9,10 @@ from perdure.errors import StoreUnavailable
 
 
 class Fault(NamedTuple):
-    """At the `at`th operation of all. `after`: the operation has taken effect. `size` and `which` mean what the kind makes of them."""
+    """A fault at the operation number `at`. `after`: the operation has taken effect.
+
+    `kind` defines `size` and `which`.
+    """
 
     at: int
     kind: str

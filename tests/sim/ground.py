@@ -21,7 +21,7 @@ class Truth(SqlStore):
 
 
 class Ground:
-    """One database for all seeds, put back to its beginning for each: making one takes as long as a whole seed."""
+    """One database for all seeds, reset for each seed: a new database takes as long as a whole seed."""
 
     _database: SqliteDatabase | None = None
     _empty: bytes = b""

@@ -19,7 +19,7 @@ from perdure.store.api import NoticeRow, RunRow, Store
 
 SECRET = "canary-4711-do-not-tell-anybody-at-all"
 
-# Made for these tests alone, and trusted by nobody else: a certificate for "localhost", and its key.
+# Only for these tests, and trusted nowhere else: a certificate for "localhost", and its key.
 LOCALHOST = """\
 -----BEGIN CERTIFICATE-----
 MIIBcDCCARegAwIBAgIBATAKBggqhkjOPQQDAjAUMRIwEAYDVQQDDAlsb2NhbGhv

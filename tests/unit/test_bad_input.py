@@ -556,7 +556,7 @@ def test_urls_that_name_no_journal_are_refused(url: str, monkeypatch: pytest.Mon
 
 # -- sizes --------------------------------------------------------------------------------------------------------------
 def test_a_long_journal_is_replayed_quickly(tmp_path: Path) -> None:
-    """2,000 recorded steps; longer than what is read on the loop's own thread."""
+    """2,000 recorded steps: too many to be read on the loop's own thread."""
 
     @tool(effect="read")
     async def step(at: int) -> int:
