@@ -574,8 +574,10 @@ def test_what_an_agent_asks_for_behind_a_call_without_money_does_not_begin(tmp_p
 
 
 def test_a_drain_that_meets_a_stop_for_money_lets_what_was_paid_for_begin(tmp_path: Path) -> None:
-    """Two calls at once, and money for one of them: its intent becomes durable while the worker is drained. The run stops for money,
-    as it would have without the drain."""
+    """Two calls at once, and money for one of them: its intent becomes durable while the worker is drained.
+
+    The run stops because of the budget, as it would without the drain.
+    """
     begun: list[int] = []
 
     @tool(effect="once")
@@ -649,7 +651,8 @@ def test_children_draw_on_their_parent_s_budget_and_never_open_a_fresh_one() -> 
         async with perdure(None, [parent]) as app:
             await app.start(parent, id="p", budget=Budget(calls=8))
             await app.engine.drive("p")
-            assert 8 <= spent(app, "p").calls <= 10  # three at a time, and none knows of what the others have just begun
+            # Three calls at a time, and none of them sees the calls that the others have just begun.
+            assert 8 <= spent(app, "p").calls <= 10
             stopped = [row.run_id for row in app.store.family("p") if row.attention == "budget"]
             assert stopped
             assert status_of(app, "p") == "waiting"
@@ -773,7 +776,7 @@ def test_a_top_up_wakes_all_that_stood_still_and_nobody_else() -> None:
     run(main())
 
 
-# -- nobody pays for what they do not use -------------------------------------------------------------------------------
+# -- a run without a budget pays no price for budgets -----------------------------------------------------------------
 def test_a_run_without_a_budget_never_looks_for_one(tmp_path: Path) -> None:
     asked: list[str] = []
 
@@ -858,7 +861,10 @@ def test_people_hear_once_of_a_budget_that_is_used_up(caplog: pytest.LogCaptureF
 
 
 def test_what_a_dead_worker_had_reserved_is_charged_when_a_person_has_settled_its_call(tmp_path: Path) -> None:
-    """Nobody holds the run when the answer comes: the answer is charged at once, and the next worker gives the reservation back."""
+    """The run is not held when the answer comes.
+
+    The answer is charged at once, and the next worker frees the reservation.
+    """
     begun = asyncio.Event()
 
     @tool(effect="once", cost=0.9)

@@ -121,7 +121,7 @@ def test_lines_say_who_decided_what_from_where_and_which_child_or_budget_it_was(
     )
     assert one("negative/1", "run_created")["context"]["parent"] == "negative"
     assert one("thrifty", "budget_exceeded")["context"]["what"] == "calls"
-    # What was asked and answered is in the journal, not here.
+    # Arguments and results are in the journal, not here.
     assert "o-2" not in json.dumps([line for line in lines if line["run_id"] == "bought"])
 
 

@@ -172,7 +172,10 @@ def test_a_hostile_exception_is_recorded_all_the_same() -> None:
 
 
 def test_keyboard_interrupt_is_not_recorded_as_the_agents_failure() -> None:
-    """Somebody pressed Ctrl-C while the agent ran, or the agent did as if: the activation broke off, and whoever drives it hears so."""
+    """Ctrl-C came while the agent ran, or the agent raised it itself.
+
+    The activation ends, and the caller learns this.
+    """
 
     async def main(run: Run) -> None:
         raise KeyboardInterrupt

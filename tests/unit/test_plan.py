@@ -39,7 +39,7 @@ from perdure.core import codec
 from perdure.core.events import ApprovalRequested, PlanGenerated
 
 Main = Callable[[Perdure], Coroutine[Any, Any, Any]]
-DONE: list[str] = []  # what the tools have done, in order
+DONE: list[str] = []  # the effects of the tools, in order
 
 
 @pytest.fixture(autouse=True)
@@ -502,7 +502,7 @@ def test_a_call_that_is_asked_for_in_the_breath_in_which_the_plan_stops_is_not_m
 
 
 def test_a_plan_that_stopped_has_withdrawn_its_calls_wherever_the_run_goes_on(tmp_path: Path) -> None:
-    """The worker that hears of the stop is not the one that has asked."""
+    """The worker that learns of the stop is not the worker that made the request."""
 
     async def main() -> None:
         @tool(effect="once", approval=True)

@@ -30,7 +30,7 @@ def connection(postgres: Server) -> Iterator[Connection]:
 
 
 def _landings(connection: Connection, statement: PQGen[Any]) -> tuple[list[psycopg.Error | None], Exception | None]:
-    """What was heard of it until well after its time is over, and what whoever let it go was told."""
+    """The answers until well after the time-out, and what the caller that abandoned it was told."""
     answered: list[psycopg.Error | None] = []
 
     async def main() -> Exception | None:

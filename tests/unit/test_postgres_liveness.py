@@ -110,7 +110,7 @@ def test_a_folder_that_is_not_ours_proves_nothing_and_hinders_nobody(
     assert [record for record in caplog.records if str(folder) in record.getMessage()]
     assert list(folder.glob("*.lock")) == []
     if folder.is_dir():
-        (folder / "w.lock").touch()  # somebody pretends that the worker has died
+        (folder / "w.lock").touch()  # a forged sign that the worker has died
     assert not store._liveness.is_dead("w")
     store.renew("w", T0)
     other = opened(url)
@@ -198,7 +198,7 @@ def test_a_worker_elsewhere_that_was_cut_off_for_a_moment_or_gives_other_signs_o
         assert store.reap("w2", LEASE_US, T0) == 0
         time.sleep(0.06)
     eventually(lambda: "w" in far._notify._held)
-    far._notify.close()  # for good, but it goes on to renew
+    far._notify.close()  # for ever, but the worker continues to send heartbeats
     for _ in range(12):
         far.renew("w", T0)
         assert store.reap("w2", LEASE_US, T0) == 0

@@ -217,7 +217,7 @@ def planned(postgres: Server) -> Iterator[psycopg.Connection[Any]]:
     opened(url).close()
     with raw(url) as connection:
         connection.execute(CROWD)
-        connection.execute("SET enable_seqscan = off")  # whole tables are read only by what has no index to go by
+        connection.execute("SET enable_seqscan = off")  # only statements without an index then read whole tables
         yield connection
 
 

@@ -46,7 +46,7 @@ class Tree(pydantic.BaseModel):
 
 
 def of(output: Any, model: Model, **more: Any) -> tuple[Any, ReAct]:
-    """What a run gives whoever waits for it, and again from the journal alone."""
+    """The result of a run for a caller, and again from the journal alone."""
     agent = ReAct("typed", model=model, tools=[add], output=output, **more)
 
     async def main() -> Any:

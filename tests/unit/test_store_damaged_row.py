@@ -21,7 +21,7 @@ async def echo(run: Run, value: int) -> int:
 
 
 def damage(path: Path, run_id: str) -> None:
-    """As a flipped bit does: a column that holds what a STRICT table never takes."""
+    """Like a flipped bit: a column has a value that a STRICT table never accepts."""
     connection = apsw.Connection(str(path))
     connection.execute("PRAGMA writable_schema = ON")
     ((sql,),) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'perdure_runs'").fetchall()

@@ -14,7 +14,7 @@ from perdure.errors import StoreUnavailable
 from perdure.store.sqlite.store import SqliteStore
 
 NOW = 1_800_000_000_000_000
-ROOM = 20 * 4096  # far below the length at which SQLite empties a log by itself
+ROOM = 20 * 4096  # far below the length at which SQLite itself empties a log
 
 
 class SmallDisk(apsw.VFS):

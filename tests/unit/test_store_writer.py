@@ -256,7 +256,7 @@ def test_a_hundred_runs_from_many_threads_are_all_committed_in_few_groups(store:
 
 
 class raw_lock:
-    """Somebody else's write transaction on the file."""
+    """A write transaction of another program on the file."""
 
     def __init__(self, store: CountedStore) -> None:
         assert store._database.path is not None

@@ -130,7 +130,7 @@ def transactions(url: str) -> int:
 
 
 async def least(count: Callable[[], int], seconds: float = 3.0) -> float:
-    """The least number in a second, of several spans: PostgreSQL tells of a session's transactions up to ten seconds later."""
+    """The smallest number per second over several spans: PostgreSQL reports transactions up to ten seconds late."""
     fewest = float("inf")
     async with asyncio.timeout(PATIENCE_S):
         for _ in range(8):
