@@ -107,7 +107,7 @@ def tool(store: PostgresStore) -> Tool:
 
 @pytest.mark.parametrize("sql", FORBIDDEN)
 def test_a_tool_may_not(sql: str) -> None:
-    """A tool may not end the transaction, change settings, use perdure's tables, or leave temporary objects."""
+    """A tool may not end the transaction, change settings, use perdure's tables, or create other kinds of objects."""
     with pytest.raises(InvalidInput, match="a transaction tool may not run"):
         _numbered(sql)
 
