@@ -350,7 +350,7 @@ async def begin(engine: Engine, clock: Clock, surveyed: Survey, settings: Settin
         key_scheme=KEY_SCHEME,
         key_namespace=surveyed.key_namespace,
     )
-    new = NewRun(run_id, created, clock.new_id(), clock.now(), codec.digest(encoded), () if blob is None else (blob,))
+    new = NewRun(run_id, created, clock.new_id(), clock.now(), codec.digest(encoded), () if blob is None else (blob,), undoes=row.seq)
     return (await engine.start(new))[0]
 
 

@@ -75,6 +75,7 @@ _FAILURES = {
     "timeout": Failure("timeout", "TimeoutError", "no answer in time"),
     "busy": Failure("rate_limited", "RetryLater", "come back", retry_after_s=3.0),
     "refused": Failure("fatal", "Fatal", "no"),
+    "denied": Failure("refused", "ValidationError", "the answer of the service does not fit"),
     "cancelled": Failure("cancelled", "Cancelled", "it was told to stop"),
     "stuck": Failure("timeout", "TimeoutError", "it did not stop"),
     "mistake": Failure("error", "ValueError", "a mistake"),
@@ -206,6 +207,8 @@ class Life:
                 moves.append(("ok", number))
                 if "garbage" in scenario.fates:
                     rare.append(("garbage", number))
+                if "denied" in scenario.fates:
+                    rare.append(("denied", number))  # after the effect: a refusal is no proof that nothing happened
             for fate in ("reset", "timeout", "stuck", "mistake"):
                 if fate in scenario.fates and (fate != "mistake" or effect not in _OUTSIDE):
                     rare.append((fate, number))

@@ -456,9 +456,9 @@ def _reopened(
 
 
 REOPENED = [
-    _reopened("once", _twice_launched, *_TWO, "resolve", "fail", fates=("not_sent", "reset", "garbage", "refused")),
-    _reopened("once with a hook", _ordered, *_TWO, fates=("not_sent", "reset", "refused"), hooks=("unknown",)),
-    _reopened("keyed", _paid, *_TWO, "later 650", fates=("reset", "refused", "busy")),
+    _reopened("once", _twice_launched, *_TWO, "resolve", "fail", fates=("not_sent", "reset", "garbage", "refused", "denied")),
+    _reopened("once with a hook", _ordered, *_TWO, fates=("not_sent", "reset", "denied"), hooks=("unknown",)),
+    _reopened("keyed", _paid, *_TWO, "later 650", fates=("reset", "refused", "denied", "busy")),
     _reopened("keyed with a hook", _refunded, *_TWO, fates=("reset", "not_sent", "garbage")),
     _reopened("transactions", _booked, *_TWO, "rewind fresh", fates=("mistake",)),
     _reopened("gathered", _gathered, *_TWO, fates=("reset", "refused", "not_sent")),
@@ -475,7 +475,7 @@ REOPENED = [
 ]
 SCENARIOS = [
     Scenario("in a row", in_a_row),
-    Scenario("once", one_once, fates=("not_sent", "reset", "busy", "garbage", "stuck"), env=("resolve",)),
+    Scenario("once", one_once, fates=("not_sent", "reset", "busy", "garbage", "stuck", "denied"), env=("resolve",)),
     Scenario("once with a hook", one_order, fates=("not_sent", "reset", "timeout", "refused"), hooks=("unknown", "in progress")),
     Scenario("once with a hook, attempts that do not stop", one_order, fates=("stuck", "reset"), env=("resolve",)),
     Scenario("keyed", one_pay, fates=("reset", "timeout", "busy"), env=("later 400", "later 400"), ticks=True),

@@ -764,6 +764,8 @@ class World:
                 raise Violation(f"call {call.number} is completed, and has happened {done} times (G5)")
             if call.result is not None and codec.decode(call.result.inline or b"") != receipt(call.number):
                 raise Violation(f"call {call.number} has the result of another call (T4)")
+        elif call.failure is not None and call.failure.kind == "refused" and done == 1 and not flying:
+            pass  # the tool itself has raised this after its effect; it is not made again
         elif call.phase == "failed" and call.resolved_by in (None, "reconcile") and (done or flying):
             raise Violation(f"call {call.number} has failed for good, and has happened {done} times; on its way: {flying} (G8)")
         elif not call.begun and done:

@@ -62,6 +62,8 @@ class NewRun(Struct, frozen=True, gc=False):
     artifacts: tuple[str, ...] = ()
     # The artifacts that the input contains as pointers. NotFound if the tenant does not have one of them.
     needed_artifacts: tuple[str, ...] = ()
+    # For an undo: the number of events that the run had when its undo was planned. Conflict if it has more now.
+    undoes: int | None = None
 
 
 class RunRow(Struct, frozen=True, gc=False):
