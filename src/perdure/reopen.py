@@ -237,11 +237,13 @@ def _made_before(call: CallState | None, fresh: bool) -> str:
     if call.phase == "completed":
         return "made before, and made again"
     if call.phase != "failed":
-        return "made before, and it may have happened: that is found out first"
+        return "made before, and may have happened: this doubt is settled first"
     if is_certain_end(call):
         return "made before, its failure is used again"
     return (
-        "failed before, and is attempted again" if is_repeatable(call) else "failed before, and may have happened: that is found out first"
+        "failed before, and is attempted again"
+        if is_repeatable(call)
+        else "failed before, and may have happened: this doubt is settled first"
     )
 
 

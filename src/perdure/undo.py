@@ -266,7 +266,7 @@ def _doubt(call: CallState) -> str | None:
         # off, its outcome is not known.
         cut_off = failure.kind in IN_DOUBT_KINDS or failure.kind == "cancelled"
         if call.doubtful or (cut_off and call.effect == "idempotent"):
-            return f"it failed, and may have happened all the same: {failure.type}: {failure.message}"
+            return f"it failed, but it may have happened: {failure.type}: {failure.message}"
     return None
 
 

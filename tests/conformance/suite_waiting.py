@@ -769,10 +769,10 @@ class WaitingConformance:
         hand.rest("needs_attention", attention="budget")
         assert post(store, "p", BudgetRaised(Limits(calls=1), "ann")) is True
         assert store.ledgers("p")[0].limits == Limits(usd_micros=150, calls=10)
-        with pytest.raises(Conflict, match=r"no budget of its own; it stands under that of run p"):
+        with pytest.raises(Conflict, match=r"no budget of its own; the budget of run p applies to it"):
             post(store, "p/1", BudgetRaised(Limits(calls=1), "ann"))
         create(store, "free")
-        with pytest.raises(Conflict, match="none above it"):
+        with pytest.raises(Conflict, match="no budget limits it"):
             post(store, "free", BudgetRaised(Limits(calls=1), "ann"))
         assert len(store.read("free")) == 1
 

@@ -555,7 +555,7 @@ def test_signals_arrive_in_order_once_per_key_and_from_stdin(desk):
     )
     assert json.loads(piped.stdout) == {"run_id": "c", "topic": "chat", "key": None, "status": "queued"}
     assert json.loads(desk("resume", "c").stdout) == [{"text": "hi"}, ["ho"]]
-    assert "has finished (succeeded) and takes nothing more" in desk.refusal("signal", "c", "chat", "1")
+    assert "has finished (succeeded) and accepts no more post" in desk.refusal("signal", "c", "chat", "1")
 
 
 def test_a_signal_without_json_is_null_and_wrong_ones_are_refused(desk):

@@ -396,7 +396,7 @@ def test_after_the_end_a_signal_is_refused() -> None:
         async with perdure(None, [quick]) as app:
             await app.run(quick, id="r")
             seq = (await app.handle("r").row()).seq
-            with pytest.raises(RunEnded, match="takes nothing more"):
+            with pytest.raises(RunEnded, match="accepts no more post"):
                 await app.signal("r", "chat", 1)
             with pytest.raises(NotFound):
                 await app.signal("nobody", "chat", 1)

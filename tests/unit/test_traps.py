@@ -902,7 +902,7 @@ def test_T27_nothing_is_accepted_after_the_end(where: str) -> None:
             await app.run(actor, id="r")
             before = await app.handle("r").events()
             for late in (app.cancel("r"), app.unpause("r")):
-                with pytest.raises(RunEnded, match="takes nothing more"):
+                with pytest.raises(RunEnded, match="accepts no more post"):
                     await late
             with pytest.raises(Conflict):
                 await app.resolve("r", 1, happened="something else")

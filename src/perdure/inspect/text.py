@@ -463,9 +463,9 @@ def _about_call(event: Event, call: str, load: Load | None) -> str:
         case ChildFinished():
             return f"{call}: its child {body.run_id} {'was ' if body.status == 'cancelled' else ''}{body.status}: {failed(body.failure)}"
         case CallRequestedAgain():
-            return f"{call} is made again" + (": its result is fetched anew" if body.anew else ": it is the same call, with the same key")
+            return f"{call} is made again" + (": a new result is needed" if body.anew else ": it is the same call, with the same key")
         case OutcomeReused():
-            return f"{call}: what event {body.of} brought is used again"
+            return f"{call}: the outcome in event {body.of} is used again"
         case _:
             return f"{call}: {event.type}"
 
@@ -510,7 +510,7 @@ def _settling(body: ApprovalSettled) -> str:
         case ApprovalExpired(lapsed=True):
             return "was given, and expired before the call could start"
         case ApprovalExpired():
-            return "expired: nobody decided in time"
+            return "expired: no decision came in time"
         case ApprovalWithdrawn():
             return "was withdrawn: the answer is not needed any more"
 
@@ -574,7 +574,7 @@ def _about_run(event: Event, load: Load | None) -> str:
             fresh = ", and `read` calls and requests to models are made again" if body.fresh else ""
             return f"{body.by} let the run go on from event {body.back_to}: all events since are superseded{fresh}{_note(body.reason)}"
         case OutcomeReused():
-            return f"what event {body.of} brought is used again"
+            return f"the outcome in event {body.of} is used again"
         case (
             ToolCallProposed()
             | ToolCallInitiated()

@@ -422,8 +422,8 @@ class Moved(Struct, frozen=True, gc=False):
         if self.done:
             return f"this journal was moved to {self.to_url} on {at}; use that one"
         return (
-            f"this journal is being moved to {self.to_url} since {at} and takes nothing more; the same `perdure copy` again finishes that, "
-            "with --abandon it is taken back"
+            f"this journal is being moved to {self.to_url} since {at}, and accepts no more writes; to finish the move, run the same "
+            "`perdure copy` again; to undo it, add --abandon"
         )
 
 

@@ -294,5 +294,5 @@ def moved_error(where: str, moved: Moved | None) -> StoreError:
     """The error for a write that the triggers of the database refused because the journal is closed."""
     if moved is None:
         return StoreError("was closed for a move and is open again; try again", where=where)
-    how = "is closed: its journal was moved" if moved.done else "is closed: its journal is being moved, and takes nothing more"
+    how = "is closed: its journal was moved" if moved.done else "is closed: its journal is being moved, and accepts no more writes"
     return StoreError(how, where=where, hint=moved.words)

@@ -262,7 +262,7 @@ def pruned_id(cursor: Cursor, new: NewRun) -> Conflict:
     at = datetime.fromtimestamp(tombstone.pruned_at // 1_000_000, UTC).date().isoformat()
     return Conflict(
         f"run {tombstone.run_id} ran ({tombstone.status}, {tombstone.events} events) and was pruned on {at} by {tombstone.by}: "
-        "its id is not used again, or what it has done would be done twice; choose another id"
+        "its id cannot be used again, because its effects could happen twice; choose another id"
     )
 
 
@@ -283,7 +283,7 @@ def _unfinished(cursor: Cursor, run_id: str) -> Row:
     row = run_row(found)
     row.check_live()
     if row.status in FINISHED:
-        raise RunEnded(f"run {run_id} has finished ({row.status}) and takes nothing more")
+        raise RunEnded(f"run {run_id} has finished ({row.status}) and accepts no more post")
     check_not_ended(found)
     return found
 

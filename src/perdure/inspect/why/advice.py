@@ -78,7 +78,7 @@ class Orders:
         return AdviceStep(self._perdure("approvals", more=f" --run {shell.quote(self.run)}"), f"all {count:,} approvals that it waits for")
 
     def signal(self, topic: str) -> AdviceStep:
-        return AdviceStep(self._perdure("signal", self.run, topic, more=" 'JSON'"), f"hand it what it waits for on {topic!r}")
+        return AdviceStep(self._perdure("signal", self.run, topic, more=" 'JSON'"), f"send the signal that it waits for on {topic!r}")
 
     def why(self, child: Child) -> AdviceStep:
         return AdviceStep(self._perdure("why", child.run_id), f"{child_in_short(child)}; that page has what to type")
@@ -169,7 +169,7 @@ class Orders:
             case "stuck":
                 return [look, last, again]
             case "circling":
-                return [last, self.unpause("let it go on; what counts as a circle is counted anew")]
+                return [last, self.unpause("let it go on; the counters for circles begin again")]
             case _:
                 return [again, AdviceStep(self._perdure("verify", self.run), "check that the journal itself is sound")]
 
@@ -182,7 +182,7 @@ class Orders:
         return AdviceStep(self._perdure("events", self.run, more=" --follow"), "watch it; nothing needs to be done")
 
     def nothing(self) -> AdviceStep:
-        return AdviceStep(self._perdure("show", self.run), "look at its calls; nothing needs to be done before what it waits for")
+        return AdviceStep(self._perdure("show", self.run), "look at its calls; nothing needs to be done while it waits")
 
     def cancel(self) -> AdviceStep:
         return AdviceStep(self._perdure("cancel", self.run), "stop it: the agent is told, effects that have happened stay")
