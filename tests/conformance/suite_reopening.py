@@ -208,7 +208,7 @@ class ReopeningConformance:
         failed(store, "r")
         hold(store, "s").write(RunSucceeded(payload(1)), row=RowChange("succeeded"))
         head = found(store, "r").head
-        # A reopening writes events: a row that is 'queued' with the same seq is none.
+        # A reopening writes events. A row that only changes to 'queued', with the same seq, is no reopening.
         with pytest.raises((StoreError, PerdureError)):
             _change(store, "r", seq=found(store, "r").seq, head=head)
         with pytest.raises((StoreError, PerdureError)):

@@ -1,4 +1,4 @@
-"""Mutants of the effect firewall of rehearsals, and of what a fork is refused for."""
+"""Mutants of the effect firewall of rehearsals, and of the reasons for which a fork is refused."""
 
 from __future__ import annotations
 

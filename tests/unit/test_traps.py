@@ -1,6 +1,6 @@
-"""Traps seen in published designs of this kind (GUARANTEES 6), each one a test named after it, on both stores.
+"""Mistakes in published designs of this kind (GUARANTEES 6): one test for each, named after it, on both stores.
 
-T16 to T20, T25 and T28 to T30 belong to approvals, notifications and models, and are tested with those.
+T16 to T20, T25 and T28 to T30 are about approvals, notifications and models, and are tested there.
 """
 
 from __future__ import annotations

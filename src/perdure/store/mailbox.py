@@ -154,7 +154,8 @@ class Mailbox(Part):
             for one, found in [(one, cursor.one("run_to_change", (one.run_id,))) for one in ordered]:
                 self._reopen(cursor, one, found, now)
 
-        # After a commit with unknown outcome, either all runs are reopened or none is: it is enough to look for one.
+        # After a commit with unknown outcome, either all runs are reopened or none is. So it is enough to check one
+        # run.
         self._database.write(write, lambda cursor, _: has_arrived(cursor, runs[0].run_id, runs[0].events[0][2]))
         self._bell.ring()
 
@@ -167,7 +168,7 @@ class Mailbox(Part):
             raise AlreadyRunning(f"run {one.run_id} is held by a worker that is not known to be dead; pause it first")
         if row.status == "succeeded" or row.seq != one.seen:
             raise Conflict(f"run {one.run_id} has moved on: it is {row.status} and has {row.seq} events, not {one.seen}; look at it again")
-        check_not_ended(found)  # a run that has succeeded stays so, also if its row was edited to say otherwise
+        check_not_ended(found)  # a run that has succeeded is not reopened, even if its row was edited
         if cursor.one("run_by_id", (identity.undo_id(one.run_id),)) is not None:
             # The undo was started after the reopening was planned. The lock of the run's row keeps others out until the
             # commit.
@@ -187,7 +188,7 @@ class Mailbox(Part):
         for one_call in body.unsettled:
             limits.charge(cursor, key, Charge(reserved=NOTHING, spent=amounts_of(one_call.usage)))
         for inbox_id, _, _, data in cursor.all("unread_of_run", (key,)):
-            # A cancel or a pause that no worker has read is as old as one that the run goes back behind.
+            # Delete a cancel or a pause that no worker has read: it was meant for the events that are superseded now.
             if isinstance(body_or_none(data, f"inbox row {inbox_id} of run {one.run_id}"), CancelRequested | RunPaused):
                 cursor.change("consume_inbox", (inbox_id, key))
         if one.version is not None:
