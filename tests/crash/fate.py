@@ -104,7 +104,7 @@ class Fate:
             return self._left == 0
 
     def wrap(self, owner: type, method: str, places: Callable[..., Iterable[str]]) -> None:
-        """Have every call of the method be a visit to the places that its arguments tell."""
+        """Count every call of the method as a visit to the places that its arguments name."""
         real = getattr(owner, method)
 
         @functools.wraps(real)

@@ -95,7 +95,7 @@ def main() -> None:
 
 def _bear(request: dict[str, Any]) -> int:
     path, _, name = request["start"].rpartition(":")
-    module = importlib.import_module(path)  # here, so that what takes long to import is imported once
+    module = importlib.import_module(path)  # imported here, so that slow imports happen only once
     importlib.import_module(getattr(module, "BRINGS", path))
     gc.freeze()  # or every collection in a child would touch, and so copy, all that is here
     pid = os.fork()

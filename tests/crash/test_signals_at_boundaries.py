@@ -76,7 +76,7 @@ def test_told_twice_while_it_hands_the_run_over_it_ends_at_once_as_in_a_crash(wo
 def test_interrupted_between_effect_and_record_the_effect_is_recorded_or_in_doubt_and_never_repeated(
     world: World, program: str, place: str, moment: str
 ) -> None:
-    """A worker drains; a script that catches nothing is ended by its KeyboardInterrupt, wherever that strikes."""
+    """A worker drains. A script without a handler ends by its KeyboardInterrupt, at any place."""
     if program == "worker":
         assert world.run(victims.start, runs={RUN: ["once", 0.02]}, agent="errand") == 0
         assert world.run(victims.serve, die=[place, moment, 1, "once", "SIGINT"]) == 0, world.log()

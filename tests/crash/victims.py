@@ -114,7 +114,7 @@ def resolve(folder: str, run_id: str, call: int, **how: Any) -> None:
 
 
 class Shifted(Clock):
-    """A wall clock that is wrong by so many seconds, from the moment on that a file exists."""
+    """A wall clock that is wrong by this many seconds, from the moment at which a file exists."""
 
     def __init__(self, seconds: float, since: str | None = None) -> None:
         super().__init__()

@@ -332,7 +332,7 @@ def test_doctor_asks_for_the_rights_that_the_page_grants(desk: Desk) -> None:
 
 
 def locked() -> set[tuple[str, str, str]]:
-    """Rows that are locked and never changed take the right to change one of their columns."""
+    """To lock rows, a role needs the right to change one of their columns, even if it never changes them."""
     return {("perdure_blobs", "UPDATE", "digest"), ("perdure_locks", "UPDATE", "key")}
 
 

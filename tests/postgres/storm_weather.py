@@ -201,7 +201,7 @@ class Storm:
             time.sleep(min(left_s, 0.05))
 
     def _look_after(self, *, hire: bool = True) -> None:
-        """Wake those who have slept long enough, and replace those who have left."""
+        """Wake the processes that have slept long enough, and replace the processes that have ended."""
         assert not hire or self._person_code() in (None, 0), f"the person has left\n{self.log_tail()}"
         for pid, until in list(self._frozen.items()):
             if time.monotonic() >= until:

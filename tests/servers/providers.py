@@ -198,7 +198,7 @@ class Provider:
         self._order("release", {})
 
     def wait_for(self, *, arrived: int = 0, held: int = 0, within_s: float = 20.0) -> None:
-        """Return when so many requests have arrived since the start, and so many are held now."""
+        """Return when this many requests have arrived since the start, and this many are held now."""
         self._until(lambda state: state["arrived"] >= arrived and state["held"] >= held, within_s)
 
     def requests(self, within_s: float = 20.0, *, containing: str = "") -> list[Line]:

@@ -47,7 +47,7 @@ class Process:
         self.was_skewed = False
         self.lacks: frozenset[str] = frozenset()  # agents that others have
         self.strands: list[Strand] = []
-        self.keeps: list[Any] = []  # what must not be collected before the end: a collector would run parts of a dead process
+        self.keeps: list[Any] = []  # objects to keep until the end: the collector would run code of a dead process
 
     def stop(self, until_us: int) -> None:
         """As SIGSTOP, until then."""

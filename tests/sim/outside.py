@@ -31,7 +31,7 @@ class Deed:
     number: int
     effect: str
     receipt: str
-    begun: int = 0  # attempts of which the first byte has left
+    begun: int = 0  # attempts that have sent their first byte
     done: int = 0
     flying: int = 0
     # Attempts that began after their process had stood still: there is no limit for how late a stopped process is.

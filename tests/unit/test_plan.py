@@ -866,7 +866,7 @@ def test_a_plan_larger_than_the_inline_limit_is_a_blob_and_the_run_resumes(tmp_p
             (body,) = (event.body for event in await app.handle("r").events() if isinstance(event.body, PlanGenerated))
             assert body.plan.inline is None
             assert codec.decode(app.load(body.plan)) == plan.document
-        # With another limit the same plan is recorded in another way: it is the same plan.
+        # With another limit the plan is recorded differently (inline or as a blob), but it is the same plan.
         async with perdure(tmp_path / "db", [plan]) as app:
             await app.approve(the_one(app), by="ann")
             assert (await app.engine.drive("r", wait=False)).status == "succeeded"

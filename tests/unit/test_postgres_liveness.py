@@ -304,7 +304,7 @@ def test_workers_that_have_been_silent_for_very_long_and_hold_nothing_are_forgot
         outside.execute("UPDATE perdure_workers SET beat_at = 0 WHERE worker IN ('holds', 'idle')")
         outside.execute("UPDATE perdure_runs SET holder = 'holds'")
     store._count(LEASE_US)
-    assert store._notify.worker_count == 1  # who is silent takes no turns
+    assert store._notify.worker_count == 1  # a silent worker takes no turns
     assert sorted(row.worker for row in store.workers(T0, LEASE_US)) == ["holds", "w"]
 
 

@@ -142,7 +142,7 @@ def test_every_request_comes_back_to_the_byte_and_is_canonical(happens: list[tup
 @settings(max_examples=100, deadline=None)
 @given(steps, frames)
 def test_the_same_requests_are_packed_to_the_same_bytes(happens: list[tuple[Any, ...]], framed: list[Frame]) -> None:
-    """Also where the messages are other objects, as they are on a replay."""
+    """Also if the messages are other objects, as on a replay."""
     first, second = Journal(), Journal()
     drive(first, happens, framed)
     drive(second, [tuple(copied(part) for part in step) for step in happens], framed)
