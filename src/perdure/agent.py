@@ -174,7 +174,17 @@ class Agent(Generic[P, R]):
         """A new machine for a recorded run, with the same facts and input. The caller still has to replay the run."""
         created = state.created
         assert created is not None
-        facts = Facts(created.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
+        origin = created.forked_from or ""
+        facts = Facts(
+            created.rehearses or created.run_id,
+            created.tenant,
+            created.actor,
+            created.agent,
+            state.version,
+            created.parent,
+            created.depth,
+            origin,
+        )
         return self.machine(facts, load(created.input), max_steps)
 
     def replayed(self, state: RunState, events: Sequence[Event], load: Load, max_steps: int) -> Frontier:

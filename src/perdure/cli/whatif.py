@@ -184,7 +184,7 @@ class _Work:
 
         for row in self._rows:  # all tasks share this iterator
             try:
-                verdict = judged(await forks.fork(row.run_id, self._agent), self._compares_text)
+                verdict = judged((await forks.fork(row.run_id, self._agent))[0], self._compares_text)
             except OverBudget:
                 self.found.left = f"the budget of {money(purse.limit or 0)} is used up"
             except NotReady as error:

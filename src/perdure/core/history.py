@@ -33,6 +33,7 @@ from perdure.core.events import (
     ApprovalExpired,
     ApprovalRequested,
     ApprovalWithdrawn,
+    CallAnswered,
     CallRequestedAgain,
     CancelRequested,
     ChildFinished,
@@ -91,6 +92,7 @@ WAKES = frozenset(
             ChildFinished,
             CancelRequested,
             OutcomeReused,
+            CallAnswered,
         ),
         *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
     )
@@ -121,7 +123,7 @@ def ends_wait(event: Event, *, of_tool: bool) -> bool:
             return body.outcome != "did_not_happen"
         case ApprovalDecided():
             return not (of_tool and body.granted)
-        case ToolCallCompleted() | ApprovalExpired() | ApprovalWithdrawn() | ChildFinished():
+        case ToolCallCompleted() | ApprovalExpired() | ApprovalWithdrawn() | ChildFinished() | CallAnswered():
             return True
         case _:
             return False
@@ -240,10 +242,18 @@ def _add_outcome(outcomes: dict[int, list[Event]], event: Event, *, of_tool: boo
 def _is_the_same(state: RunState, number: int) -> bool:
     """If the agent requests this superseded call again, is it the same call? If not, nothing of it has happened."""
     call = state.calls.get(number)
+    if call is None and number <= state.forked_numbers:
+        # The agent of a fork asks for an approval again: the people who decided about the run that was forked did not
+        # decide about this one. A child of that run has an outcome, or the fork starts a child of its own.
+        return number in state.children and state.children[number].ended is not None
     if call is None:
         return number in state.children or state.asks[number].outcome in ("approved", "rejected")
     if not call.begun:
         return False
+    if call.inherited and call.phase == "failed":
+        # It is never attempted in a fork. If it may have happened, its failure is its outcome. If not, the agent makes
+        # a new call.
+        return not is_repeatable(call) or is_certain_end(call)
     # The approval of a call is used by its first attempt. So after a failure that proves that nothing happened, the
     # agent makes a new call, which needs an approval of its own.
     return not (call.phase == "failed" and call.approval is not None and is_repeatable(call) and not is_certain_end(call))

@@ -28,7 +28,7 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.core.history import History, ends_wait, history, is_stated
-from perdure.core.state import CallState, RunState, fold, is_certain_end, is_repeatable, unsettled
+from perdure.core.state import CallState, RunState, fold, is_certain_end, is_repeatable, is_repeatable_class, unsettled
 from perdure.errors import Conflict, InvalidInput
 
 _NONE: Mapping[int, ChildFinished] = MappingProxyType({})
@@ -73,17 +73,20 @@ def reopening(
     again: list[int] = []
     children: list[int] = []
     reused: list[Event] = []
+    ends = {event.call: event for event in dropped if ends_wait(_source(event, past), of_tool=event.call in state.calls)}
     for event in dropped:
         number, source = event.call, _source(event, past)
         if number is None:
             if isinstance(source.body, SignalReceived):
                 reused.append(event)
         elif number in waiting and ends_wait(source, of_tool=number in state.calls):
+            if ends[number] is not event:
+                continue  # the person who makes a fork has given the call another result
             waiting.discard(number)
             call = state.calls.get(number)
             if call is not None and _is_tried_again(call, fresh):
                 again.append(number)
-            elif isinstance(source.body, ChildFinished) and source.body.status != "succeeded":
+            elif isinstance(source.body, ChildFinished) and source.body.status != "succeeded" and not state.children[number].inherited:
                 children.append(number)
             else:
                 reused.append(event)
@@ -97,9 +100,11 @@ def reopening(
             told.append((end, number))
     lost = sorted(_lost_approvals(state) & asked & waiting)
     if lost:
-        request = state.asks[lost[0]]
+        why = (
+            "was withdrawn when the run ended" if state.forked is None else "is about the run that was forked, and a fork asks for its own"
+        )
         raise InvalidInput(
-            f"{_cannot(state, back_to)}: the approval of call {lost[0]} was withdrawn when the run ended; go back to before event {request.asked_seq}"
+            f"{_cannot(state, back_to)}: the approval of call {lost[0]} {why}; go back to before event {state.asks[lost[0]].asked_seq}"
         )
     withdrawn = sorted(number for number, ask in state.asks.items() if number not in asked and _is_usable(ask.outcome, number, state))
     charged = unsettled(call for call in state.open.values() if call.asked_seq > back_to)
@@ -204,6 +209,8 @@ def _is_failure(event: Event) -> bool:
 
 
 def _is_tried_again(call: CallState, fresh: bool) -> bool:
+    if call.inherited:
+        return is_repeatable_class(call) and (fresh if call.phase == "completed" else call.approval is None)
     if call.phase == "completed":
         return fresh and call.effect == "read"
     # An approval that was used stays used: such a call keeps its failure, and the agent may make a new one. But if it
@@ -216,8 +223,9 @@ def _is_usable(outcome: str | None, number: int, state: RunState) -> bool:
 
 
 def _lost_approvals(state: RunState) -> set[int]:
-    """The approvals that were pending when the run ended: the end has withdrawn them."""
-    return set(state.pending) if state.finished else set()
+    """The approvals that were pending when the run ended, or was forked: they are withdrawn."""
+    inherited = {number for number, ask in state.asks.items() if number <= state.forked_numbers and _is_usable(ask.outcome, number, state)}
+    return inherited | (set(state.pending) if state.finished else set())
 
 
 def _source(event: Event, past: History) -> Event:

@@ -21,6 +21,7 @@ from perdure.core.events import (
     ApprovalExpired,
     ApprovalRequested,
     ApprovalWithdrawn,
+    CallAnswered,
     CallRequestedAgain,
     CancelRequested,
     ChildFinished,
@@ -105,6 +106,13 @@ def completion_of(event: Event, load: Callable[[Payload], bytes]) -> Completion 
                 assert body.failure is not None
                 return CallFailed(event.call, body.failure, body.attempt)
             return None
+        case CallAnswered() if event.call is not None:
+            if body.child is not None:
+                return ChildEnded(event.call, body.child, None if body.result is None else load(body.result), body.failure)
+            if body.result is not None:
+                return CallCompleted(event.call, load(body.result))
+            assert body.failure is not None
+            return CallFailed(event.call, body.failure, body.attempt)
         case TimerFired():
             return TimerDue(body.timer)
         case SignalReceived():

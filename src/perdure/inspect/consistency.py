@@ -24,7 +24,7 @@ from perdure.core.events import (
     ChildStarted,
     Event,
 )
-from perdure.core.state import AskState, RunState
+from perdure.core.state import AskState, RunState, own_children
 from perdure.engine.api import Reading
 from perdure.errors import PerdureError, StoreCorrupt
 from perdure.inspect.projection import same
@@ -97,8 +97,11 @@ def _parent_problem(store: Reading, row: RunRow, relatives: Relatives) -> Incons
 
 
 def _children_problem(store: Reading, row: RunRow, state: RunState, events: Sequence[Event]) -> Inconsistency | None:
+    own = set(own_children(state))
     for event in events:
         body = event.body
+        if isinstance(body, ChildStarted | ChildFinished) and body.run_id not in own:
+            continue  # in a fork: a child of the run that was forked
         if isinstance(body, ChildStarted):
             child = store.get(body.run_id)
             if child is None:

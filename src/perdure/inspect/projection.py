@@ -19,6 +19,7 @@ from perdure.core.events import (
     RunCancelled,
     RunClaimed,
     RunCreated,
+    RunForked,
     RunReleased,
     RunReopened,
     RunRequeued,
@@ -82,10 +83,17 @@ def right_row(row: RunRow, state: RunState, events: Sequence[Event], input_diges
 
 def specimen_row(run_id: str, state: RunState, events: Sequence[Event], input_digest: str, head: bytes, specimen: str) -> RunRow:
     """The row of a specimen: what the journal says about the run at its last event. No worker holds it, and it is never ready."""
-    fixed = _fixed(state, input_digest, head)
+    rests = row_of(run_id, state, events, input_digest, head, specimen)
+    # Another journal holds the run, or its worker died there: `right_row` says how a worker of this journal would take it over.
+    held = state.worker is not None and not state.finished
+    return replace(rests, ready_at=None, lost=0, status=state.status if held else rests.status)
+
+
+def row_of(run_id: str, state: RunState, events: Sequence[Event], input_digest: str, head: bytes, specimen: str | None = None) -> RunRow:
+    """The row of a run with this journal, if no worker holds it."""
     base = RunRow(
         run_id=run_id,
-        **fixed,
+        **_fixed(state, input_digest, head),
         status=state.status,
         waiting_for=None,
         ready_at=None,
@@ -95,10 +103,7 @@ def specimen_row(run_id: str, state: RunState, events: Sequence[Event], input_di
         updated_at=max(event.ts for event in events),
         specimen=specimen,
     )
-    rests = replace(base, **right_row(base, state, events, input_digest, head, has_post=False))
-    # Another journal holds the run, or its worker died there: `right_row` says how a worker of this journal would take it over.
-    held = state.worker is not None and not state.finished
-    return replace(rests, ready_at=None, lost=0, status=state.status if held else rests.status)
+    return replace(base, **right_row(base, state, events, input_digest, head, has_post=False))
 
 
 def specimen_problem(row: RunRow, state: RunState, events: Sequence[Event], input_digest: str, head: bytes) -> str | None:
@@ -248,7 +253,7 @@ def _rest(events: Sequence[Event], row: RunRow) -> _Resting:
             case RunReleased():
                 held = False
                 resting.released(event, body, attention, row)
-            case RunReopened():
+            case RunReopened() | RunForked():
                 held, cancelled, attention = False, False, None
                 resting.reopened(event)
             case _ if not held:

@@ -105,6 +105,12 @@ class RunRow(Struct, frozen=True, gc=False):
 
     def check_live(self) -> None:
         """Conflict if the run is a specimen. Every write to a run from outside asks this; triggers refuse all others."""
+        imported = self.imported
+        if imported is not None and imported.fork_of is not None:
+            raise Conflict(
+                f"run {self.run_id} is a rehearsal, a fork of run {imported.fork_of}: no worker drives it, and it takes nothing",
+                hint=f"for a fork with effects: {shell.command('fork', imported.fork_of)} --at {imported.at} --live",
+            )
         if self.specimen is not None:
             raise Conflict(
                 f"run {self.run_id} is a specimen: an imported copy, to be looked at; no worker drives it, and it takes nothing",
@@ -126,14 +132,16 @@ class RunRow(Struct, frozen=True, gc=False):
 
 
 class Specimen(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Where a specimen came from."""
+    """Where a specimen came from: from a file, or, if it is a stored rehearsal, from a run of this journal."""
 
-    file_sha256: str  # of the imported file
+    file_sha256: str  # of the imported file; empty for a rehearsal
     exported_at: str
     imported_at: int
-    by: str  # who imported it
+    by: str  # who imported it, or made the fork
     redacted: int = 0  # how many values of the whole file were redacted before it was written
     original_head: str | None = None  # only of a redacted copy: the head of the run in the journal that it came from
+    fork_of: str | None = None  # only of a stored rehearsal: the run that was forked
+    at: int = 0  # … and the event after which the rehearsal begins
 
 
 class Watched(Struct, frozen=True, gc=False):
@@ -471,6 +479,14 @@ class Whole(Struct, frozen=True, gc=False):
     def run_id(self) -> str:
         run_id: str = self.run[0]
         return run_id
+
+
+class NewFork(Struct, frozen=True, gc=False):
+    """A fork to store: its row, its journal and what belongs to it."""
+
+    whole: Whole
+    parent: str  # the run that was forked; the fork uses its blobs and artifacts too
+    blobs: Sequence[bytes] = ()  # new ones
 
 
 class ArtifactRow(Struct, frozen=True, gc=False):
@@ -1101,6 +1117,12 @@ class ArchiveStore(Protocol):
 
         Conflict if an id is taken, or belonged to a run that was pruned; then nothing is inserted. `artifacts` may be
         called again, like the `parts` of `take_in`.
+        """
+
+    def insert_fork(self, new: NewFork) -> None:
+        """Insert a fork in one transaction, with the blobs and artifacts that it shares with its parent.
+
+        Conflict if the id is taken, or belonged to a run that was pruned; NotFound if the parent was pruned meanwhile.
         """
 
     def missing_blobs(self, digests: Iterable[str]) -> list[str]:
