@@ -710,7 +710,7 @@ class Perdure:
         if model is not None:
             agent = agent.with_model(model)
         who, why = known_name(by), words(reason, "reason")
-        keep = None if id is None else Keep(identity.check_id(id, "the run id"), who, self.clock.now(), why, model)
+        keep = None if id is None else Keep(identity.check_id(id, "the run id"), who, self.clock.now(), self.clock.new_id, why, model)
         if keep is not None and await self._asking.ask(lambda: self.reading.get(keep.id)) is not None:
             raise Conflict(f"run {keep.id} exists; choose another id for the fork")  # before a model is asked
         async with Forks(self.reading, self.settings, answers=stubs_of(answers), reads=reads, models=model is not None) as forks:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -101,6 +100,7 @@ class Keep(Struct, frozen=True):
     id: str
     by: str
     now: int
+    new_id: Callable[[], str]  # makes ids of events
     reason: str | None = None
     model: str | None = None  # the model that was set
 
@@ -234,12 +234,12 @@ class Forks:
         given = self._input(agent, state, input)
         machine = agent.machine(facts, given, self._settings.max_steps)
         packing = _Packing(self._settings.inline_bytes, self._load)
-        who = keep or Keep("fork", "app", time.time_ns() // 1000)
+        who = keep or Keep("fork", "", row.updated_at, lambda: "")
         other = packing.pack(given) if input is not UNSET else None
         head = "" if keep is None else await self._ask(lambda: self._reading.hash_at(run_id, point).hex())
         made = RunForked(who.id, run_id, point, head, who.by, who.reason, tuple(sorted(changed)), other is not None, who.model)
         try:
-            journal = self._journal(events[:point], made, seen, other, agent, who.now, packing)
+            journal = self._journal(events[:point], made, seen, other, agent, who, packing)
             rehearsal = Rehearsal(machine, events, point, journal, self._load, changed)
             asked = await self._answer_all(rehearsal, row)
             if rehearsal.outcome is None:
@@ -276,17 +276,17 @@ class Forks:
         rehearses: str,
         other: Payload | None,
         agent: Agent[Any, Any],
-        now: int,
+        who: Keep,
         packing: _Packing,
     ) -> ForkJournal:
         """The journal of the fork up to `run_forked`."""
         created = events[0].body
         assert isinstance(created, RunCreated), created
         copied = copies(events, made.run_id, rehearses=rehearses, input=other)
-        journal = ForkJournal(copied, made.run_id, created.tenant, packing.pack, iter(lambda: secrets.token_hex(16), None))
-        seq = journal.add(made, now)
+        journal = ForkJournal(copied, made.run_id, created.tenant, packing.pack, iter(who.new_id, None))
+        seq = journal.add(made, who.now)
         if agent.version != fold(events).version:
-            journal.add(RunAdopted(agent.version, made.by, made.reason), now, cause=seq)
+            journal.add(RunAdopted(agent.version, made.by, made.reason), who.now, cause=seq)
         return journal
 
     async def _ask(self, question: Callable[[], T]) -> T:
