@@ -51,7 +51,7 @@ from perdure.engine.local.attempts import Attempt
 from perdure.engine.local.sandbox import guard
 from perdure.engine.threads import ReadingThreads, Threads
 from perdure.errors import InvalidInput, NotEncodable, NotReady
-from perdure.inspect.diff import CallPath, Diff, DiffCall, answered, call_of, calls_of, diff_of, path_of, spent
+from perdure.inspect.diff import CallPath, Diff, DiffCall, answered, call_of, diff_of, path_of, spent
 from perdure.inspect.specimen import new_fork
 from perdure.interrupts import is_interrupt
 from perdure.settings import Settings
@@ -244,7 +244,8 @@ class Forks:
             asked = await self._answer_all(rehearsal, row)
             if rehearsal.outcome is None:
                 journal.park(_parked(rehearsal), rehearsal.now)
-            right = self._path(rehearsal, events, state, point, asked)
+            left = path_of(f"run {row.run_id}", events, self._load, state)
+            right = self._path(rehearsal, left, state, point, asked)
             unanswered = [call_of(one.number, *described(one)) for one in rehearsal.questions]
         finally:
             machine.close()
@@ -260,7 +261,7 @@ class Forks:
             unanswered,
             asked,
             [number for number in changed if number not in made_again],
-            diff_of(path_of(f"run {row.run_id}", events, self._load), right),
+            diff_of(left, right),
             None if keep is None else keep.id,
         )
         if keep is None:
@@ -285,7 +286,7 @@ class Forks:
         copied = copies(events, made.run_id, rehearses=rehearses, input=other)
         journal = ForkJournal(copied, made.run_id, created.tenant, packing.pack, iter(who.new_id, None))
         seq = journal.add(made, who.now)
-        if agent.version != fold(events).version:
+        if agent.version != next((one.body.version for one in reversed(events) if isinstance(one.body, RunAdopted)), created.version):
             journal.add(RunAdopted(agent.version, made.by, made.reason), who.now, cause=seq)
         return journal
 
@@ -315,8 +316,9 @@ class Forks:
             raise InvalidInput(f"input={shown(given)}: the arguments of agent {agent.name} by name, such as {{'order': 'o-7'}}")
         return agent.bind((), given)
 
-    def _path(self, rehearsal: Rehearsal, events: Sequence[Event], state: RunState, point: int, asked: Usage) -> CallPath:
-        calls = {call.call: call for call in calls_of([event for event in events if event.seq <= point], self._load)}
+    def _path(self, rehearsal: Rehearsal, recorded: CallPath, state: RunState, point: int, asked: Usage) -> CallPath:
+        # A call that had ended at the point is the same on both sides. The rehearsal knows all others.
+        calls = {call.call: call for call in recorded.calls if call.call in rehearsal.ended}
         kept = [number for number in calls if number not in rehearsal.taken]
         for number, taken in sorted(rehearsal.taken.items()):
             call = call_of(number, taken.kind, taken.name, taken.args)

@@ -20,6 +20,7 @@ from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunFailed, RunForked, RunSucceeded, Usage
 from perdure.core.fork import LiveFork as Forked
 from perdure.core.fork import edited_result, fork_point, live_fork
+from perdure.core.history import history
 from perdure.core.identity import undo_id, undone_by
 from perdure.core.machine import AskApproval, Asked, CallTool, Command, Failed, Finish, StartChild, Succeeded
 from perdure.core.prompt_deltas import is_request
@@ -32,7 +33,6 @@ from perdure.engine.local import sandbox
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput
 from perdure.inspect.branches import asked_in_all_branches
 from perdure.inspect.resuming import open_call_words
-from perdure.inspect.specimen import new_fork
 from perdure.store.api import NewFork, Reopen, RunRow
 
 
@@ -73,7 +73,7 @@ class LiveFork(Struct, frozen=True):
     at: int  # the event of the parent after which the fork goes on
     before: str  # the version of the agent's code that has driven the parent
     version: str  # the version that goes on with the fork
-    kept: list[ReopenedCall]  # calls of the parent with a result that the fork's agent keeps
+    kept: int  # how many calls of the parent have a result that the fork's agent keeps
     # Calls that the parent has made after `at`. If the fork's agent makes one too, the recorded outcome is used. If it
     # makes another call instead, that is one more effect.
     done: list[ReopenedCall]
@@ -170,6 +170,8 @@ class Planner:
         tenant: str | None = None,
     ) -> ForkPlan:
         """The plan of a live fork. Errors: as for `plan`; Conflict if the outcome of a call of the run is not known."""
+        from perdure.inspect.specimen import new_fork  # imported only if needed
+
         row = self._row(run_id, tenant)
         _check_forks(row)
         sandbox.guard()
@@ -193,10 +195,18 @@ class Planner:
         made = RunForked(new_id, run_id, point, row.head.hex(), by, reason, tuple(sorted(changed)), given is not None)
         packed = {number: pack(result) for number, result in changed.items()}
         fork = live_fork(
-            events, made, packed, version=agent.version, input=given, target=agent.target, now=self._now, ids=iter(self._new_id, None)
+            events,
+            before,
+            made,
+            packed,
+            version=agent.version,
+            input=given,
+            target=agent.target,
+            now=self._now,
+            ids=iter(self._new_id, None),
         )
         fork.state.version = agent.version
-        frontier = agent.replayed(fork.state, fork.events, load, self._max_steps)
+        frontier = agent.replayed(fork.state, fork.events, load, self._max_steps, history(fork.events, fork.state))
         asked = frontier.calls
         if any(number not in asked for number in changed):
             asked = asked_in_all_branches(agent, fork.state, fork.events, load, self._max_steps)
@@ -208,9 +218,9 @@ class Planner:
             check_edit(asked[number], number, result)
         found = LiveFork(
             *(new_id, run_id, point, row.version, agent.version),
-            kept=[_call(call) for call in fork.reopening.kept],
+            kept=len(fork.reopening.kept),
             done=[_call(call) for call in fork.reopening.superseded],
-            twice=list(_twice(row, before, fork)),
+            twice=list(_twice(row, fork)),
             next=list(_next(frontier, fork.state, fresh=False)),
             edits=sorted(changed),
         )
@@ -308,7 +318,7 @@ def _check_forks(row: RunRow) -> None:
         )
 
 
-def _twice(row: RunRow, before: RunState, fork: Forked) -> Iterator[str]:
+def _twice(row: RunRow, fork: Forked) -> Iterator[str]:
     """What may happen twice: in the run that was forked, and in the fork."""
     for call in fork.reopening.superseded:
         if call.phase == "completed" and call.effect != "read":
@@ -318,7 +328,7 @@ def _twice(row: RunRow, before: RunState, fork: Forked) -> Iterator[str]:
             )
         elif call.phase == "failed" and is_repeatable(call) and call.effect != "read":
             yield f"call {call.number} {call.tool} ({call.effect}) failed in {row.run_id}: if the fork makes it and {row.run_id} is retried, both make it"
-    for child in before.children.values():
+    for child in fork.state.children.values():
         if child.asked_seq > fork.reopening.back_to and child.ended is None:
             yield f"child {child.run_id} has not ended: if the fork starts it too, what it does happens twice"
     if row.status not in FINISHED:

@@ -174,10 +174,7 @@ def _live_preview(plan: LiveFork) -> Iterator[str]:
     """What a live fork means, for a person."""
     versions = f"version {plan.version}" + (f" instead of version {plan.before}" if plan.before != plan.version else ", as before")
     yield f"run {plan.run_id} goes on from event {plan.at} of run {plan.parent}, WITH effects, with {versions}"
-    effects = sum(call.effect not in ("read", "model") for call in plan.kept)
-    yield f"  kept, and not made again: {plural(len(plan.kept), 'call')} with a result" + (
-        f" ({effects:,} with an effect)" if effects else ""
-    )
+    yield f"  kept, and not made again: {plural(plan.kept, 'call')} with a result"
     if plan.edits:
         yield f"  with another result: call {', '.join(map(str, plan.edits))}"
     yield from _listed("will run first", plan.next)

@@ -28,6 +28,7 @@ from perdure.core.events import (
     RunClaimed,
     RunCreated,
     RunForked,
+    Terminal,
     ToolCallInitiated,
     ToolCallProposed,
 )
@@ -35,7 +36,7 @@ from perdure.core.history import ends_wait, history
 from perdure.core.identity import approval_id
 from perdure.core.prompt_deltas import is_request
 from perdure.core.reopen import Reopening, reopening, settled, split_at
-from perdure.core.state import RunState, fold, is_repeatable_class
+from perdure.core.state import RunState, is_repeatable_class
 from perdure.errors import Conflict, InvalidInput
 
 
@@ -81,6 +82,7 @@ def _copied(event: Event, tenant: str, run_id: str) -> Event:
 
 def live_fork(
     events: Sequence[Event],
+    state: RunState,
     forked: RunForked,
     edits: Mapping[int, Payload],
     *,
@@ -90,18 +92,20 @@ def live_fork(
     now: int,
     ids: Iterator[str],
 ) -> LiveFork:
-    """The journal of a live fork. `ids`: new ids for its own events; copies keep theirs.
+    """The journal of a live fork. `state`: the fold of `events`; it becomes the state of the fork.
+
+    `ids`: new ids for its own events; copies keep theirs.
 
     Conflict or InvalidInput if the run cannot be forked there: the error says why.
     """
-    _check_settled(forked.parent, fold(events), forked.at)
+    _check_settled(forked.parent, state, forked.at)
     for number in edits:
         if _outcome(events, number) <= forked.at:
             raise InvalidInput(
                 f"call {number} has no outcome after event {forked.at}, so that nothing can be edited; go back to an earlier event"
             )
     journal = copies(events, forked.run_id, input=input, target=target)
-    state = fold(journal)
+    _become_copy(state, journal[0].body)
 
     def add(body: AnyBody, call: int | None, cause: int) -> Event:
         event = Event(state.seq + 1, next(ids), now, state.epoch, call, cause, body)
@@ -119,6 +123,16 @@ def live_fork(
     for body, call in back.bodies[1:]:
         add(body, call, reopened.seq)
     return LiveFork(journal, state, back)
+
+
+def _become_copy(state: RunState, created: AnyBody) -> None:
+    """Make the state of a run that of a copy of its events, as the fold of the copies would be."""
+    assert isinstance(created, RunCreated), created
+    state.created, state.inherited = created, created.inherited
+    for number, ask in state.asks.items():
+        ask.request = structs.replace(ask.request, approval=approval_id(created.tenant, created.run_id, number))
+        if number in state.calls:
+            state.calls[number].approval = ask.request.approval
 
 
 def _check_settled(parent: str, state: RunState, at: int) -> None:
@@ -153,7 +167,7 @@ def fork_point(run_id: str, events: Sequence[Event], at: int | None, edited: Seq
         raise InvalidInput(f"run {run_id}: its agent begins at event {claim}; fork it at that event or at a later one")
     if all(event.seq != at for event in past):
         raise InvalidInput(f"run {run_id} cannot be forked at event {at}: that event was superseded when the run was reopened")
-    if fold([event for event in events if event.seq <= at]).finished:
+    if isinstance(events[at - 1].body, Terminal):
         raise InvalidInput(f"run {run_id} cannot be forked at event {at}: it has ended there; fork it at event {at - 1} or before")
     split = split_at(past, at)
     if split is not None:

@@ -163,11 +163,13 @@ class History(Struct, frozen=True):
     sources: dict[int, Event] = {}  # seq → event, for each event that an `outcome_reused` names
 
 
-def history(events: Sequence[Event]) -> History:
-    """The part of a journal that the agent knows."""
-    if not any(type(event.body) is RunReopened for event in events):
+def history(events: Sequence[Event], state: RunState | None = None) -> History:
+    """The part of a journal that the agent knows. `state`: the fold of these events, if the caller has it."""
+    reopened = sum(type(event.body) is RunReopened for event in events)
+    if not reopened:
         return History(events)
-    state = RunState()
+    # What is asked of the state at a `run_reopened` is the same after it. So with one of them, the fold of all events will do.
+    folded, state = state is not None and reopened == 1, state if state is not None and reopened == 1 else RunState()
     kept: list[Event] = []
     branches: list[Branch] = []
     requests: dict[int, Event] = {}
@@ -185,7 +187,8 @@ def history(events: Sequence[Event]) -> History:
             again = set()
             earlier = _earlier(state, kept, requests, events[:place])
             branches.append(Branch(last, first, event.seq, _end_of_commit(events, place), earlier))
-        state.apply(event)
+        if not folded:
+            state.apply(event)
         if branches and event.call in branches[-1].earlier.requests and event.call not in again and type(body) is not CallRequestedAgain:
             # The agent has not made this superseded call again: what becomes of the call is kept for that moment.
             branches[-1].earlier.keep(event)

@@ -102,6 +102,7 @@ class ForkJournal:
         self._ids = ids
         self._stated = {event.call: event.seq for event in events if event.call is not None and is_stated(event)}
         self._asked = {event.call: event.seq for event in events if isinstance(event.body, ApprovalRequested)}
+        self.forked = len(self.events) + 1  # the seq of `run_forked`, which comes next
         self._numbers = max((event.call for event in events if event.call is not None), default=0)
 
     @property
@@ -184,7 +185,8 @@ class ForkJournal:
                 return seq, seq
             case _:
                 raise AssertionError(completion)  # a cancel of the recorded run is left out
-        seq = self.add(body, now, call=number, cause=self._stated[number])
+        # What a person edited was not caused by the call.
+        seq = self.add(body, now, call=number, cause=self.forked if answer == "edited" else self._stated[number])
         return seq, seq
 
     def _settle(self, number: int, now: int, source: Event | None, asked: Event | None) -> tuple[int, int]:
@@ -249,6 +251,8 @@ class Rehearsal:
             found = [_Outcome(end.seq, end.ts, completion, end) for end in ends if (completion := completion_of(end, load)) is not None]
             self._outcomes.setdefault(number, found)
         pending = [command for _, command in frontier.pending]
+        # The calls that the agent made before the point, and whose end it knew there.
+        self.ended = frontier.calls.keys() - {*machine.waits_for} - {one.number for one in pending if isinstance(one, Asked)}
         stated_now = {command.number for command in pending if isinstance(command, Asked)}
         for number in machine.waits_for:
             if number not in stated_now:  # requested before `at`: the recording has its outcome, if it has ended

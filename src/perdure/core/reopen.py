@@ -295,8 +295,11 @@ def settled(events: Sequence[Event], point: int) -> int:
 
 def split_at(events: Sequence[Event], point: int) -> tuple[int, int, int] | None:
     """(cause, first, last): statements of one activation that are before and after this point, if there are any."""
+    across = {
+        event.cause for event in events if event.seq > point and event.cause is not None and event.cause <= point and is_stated(event)
+    }
     spans: dict[int, tuple[int, int]] = {}
-    for event in events:
+    for event in events if across else ():
         if event.cause is not None and is_stated(event):
             first, _ = spans.get(event.cause, (event.seq, 0))
             spans[event.cause] = (first, event.seq)

@@ -149,15 +149,16 @@ def replay(
     begun: Frontier | None = None,
     *,
     until: int | None = None,
+    past: History | None = None,
 ) -> Frontier:
     """Bring a machine to the end of the journal, or raise Diverged at the first difference.
 
     The machine is new. Or it was kept when its run was parked: then `begun` is the frontier of that time, and `events`
     are the events since. With `until`, the last event that is delivered is the event with this number, or an earlier
     one. Pass all events up to the next `run_reopened` then, too: what the agent states after its last activation, and its
-    patches, are compared with the events that follow.
+    patches, are compared with the events that follow. `past`: the history of `events`, if the caller has it.
     """
-    past = history(events)
+    past = past or history(events)
     stated: dict[int, list[Event]] = {}
     last, newest = 0, past.branches[-1] if past.branches else None
     for event in past.events:

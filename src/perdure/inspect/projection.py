@@ -245,7 +245,9 @@ class _Resting:
 
 def _rest(events: Sequence[Event], row: RunRow) -> _Resting:
     resting, attention, cancelled, held = _Resting(events[0]), None, False, False
-    for event in events[1:]:
+    created = events[0].body
+    assert isinstance(created, RunCreated), created
+    for event in events[max(created.inherited, 1) :]:  # the copies in a fork say how another run stood
         body = event.body
         match body:
             case RunClaimed():

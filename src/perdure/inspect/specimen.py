@@ -166,7 +166,15 @@ def new_fork(
         reserved=[],
         inbox=[],
         notices=[],
-        blobs=sorted({payload.blob for event in events for payload in payloads(event.body) if isinstance(payload.blob, str)}),
+        blobs=sorted(
+            {
+                payload.blob
+                for event, data in zip(events, sealed, strict=True)
+                if b'"blob":' in data.data
+                for payload in payloads(event.body)
+                if isinstance(payload.blob, str)
+            }
+        ),
     )
     return NewFork(whole, parent, blobs)
 
