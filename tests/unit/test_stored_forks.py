@@ -288,6 +288,8 @@ def test_a_live_fork_with_another_input_makes_its_own_calls_with_its_own_keys(ur
             keys = {call.key for call in mine.calls.values() if not call.inherited}
             assert len(keys) == len(fork_tools.ALL) + 1
             assert not keys & {call.key for call in others.calls.values()}
+            # Nor has the parent one of these keys for a call that it may still make.
+            assert not keys & {others.keys.key(call.number, call.tool) for call in mine.calls.values() if not call.inherited}
             assert {call.key for call in mine.calls.values() if call.inherited} == {call.key for call in others.calls.values()}
             assert own_children(mine) == [f"f/{max(mine.children)}"]
 
