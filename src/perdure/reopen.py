@@ -33,7 +33,7 @@ from perdure.engine.local import sandbox
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput
 from perdure.inspect.branches import asked_in_all_branches
 from perdure.inspect.resuming import open_call_words
-from perdure.store.api import NewFork, Reopen, RunRow
+from perdure.store.api import NewFork, Reopen, RunRow, undone
 
 
 class ReopenedCall(Struct, frozen=True):
@@ -174,6 +174,8 @@ class Planner:
 
         row = self._row(run_id, tenant)
         _check_forks(row)
+        if self._reading.get(undo_id(row.run_id)) is not None:
+            raise undone(row.run_id, "no live fork can be made of it")
         sandbox.guard()
         events = [event for event in self._reading.read(run_id) if event.seq <= row.seq]
         before = fold(events)
@@ -238,10 +240,7 @@ class Planner:
         if row.status == "running" or row.holder is not None:
             raise AlreadyRunning(f"run {row.run_id} is held by a worker", hint=f"pause it first: {shell.command('pause', row.run_id)}")
         if self._reading.get(undo_id(row.run_id)) is not None:
-            # The journal still says that the calls have results, and the agent would rely on effects that are undone.
-            raise Conflict(
-                f"run {row.run_id} has been undone, or is being undone, by run {undo_id(row.run_id)}, so it cannot go on; start a new run"
-            )
+            raise undone(row.run_id, "it cannot go on")
         events = self._reading.read(row.run_id)
         state = fold(events)
         back_to = retry_point(events, state) if to is None else to

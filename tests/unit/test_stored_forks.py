@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 from tests.unit import fork_tools
 from tests.unit.drive_tools import run
 from tests.unit.fork_tools import NAMES, app_at, effects, everything, recorded
 from tests.unit.test_reopen import World, journal, seq_of, unsent
 
-from perdure import Agent, Approval, Budget, Call, Perdure, Run, agent, tool
+from perdure import Agent, Approval, Budget, Call, Perdure, ReAct, Run, agent, tool
 from perdure.core.events import (
     ApprovalRequested,
     CallAnswered,
@@ -25,12 +26,15 @@ from perdure.core.events import (
     ToolCallInitiated,
     encode_body,
 )
-from perdure.core.fork import copies, fork_point
+from perdure.core.fork import copies, fork_point, live_fork
 from perdure.core.state import fold, own_children
 from perdure.errors import Conflict, Diverged, InvalidInput, NotFound, PerdureError, RunFailed, StoreCorrupt
 from perdure.inspect.audit import Audit
+from perdure.inspect.specimen import new_fork
 from perdure.inspect.verify import verify_run
 from perdure.inspect.view import read_run
+from perdure.models import Scripted
+from perdure.models.scripted import use, uses
 from perdure.store.api import Filter, RunRow, Served
 
 
@@ -795,5 +799,164 @@ def test_the_fork_is_said_on_every_page(sqlite: str) -> None:
             assert live.startswith("a fork of run r at event 2, made by ann: it is live")
             assert stored == "a fork of run r at event 2, made by bob: a rehearsal, and nothing in it has touched the world"
             assert read_run(app.store, "r").fork is None
+
+    run(main())
+
+
+# -- runs of every kind, forked at every event ------------------------------------------------------------------------
+async def fork_everywhere(app: Perdure, code: Agent[Any, Any], log: Callable[[], Any], run_id: str = "r") -> None:
+    """At every event: a stored rehearsal that takes the recorded path, and a live fork that repeats nothing."""
+    events, done, end = await journal(app, run_id), log(), row_of(app, run_id)
+    output = fold(events).output
+    tried = 0
+    for at in points(events):
+        stored = await app.fork(run_id, at=at, id=f"s{at}")
+        assert (stored.status, stored.diff.is_same) == (end.status, True), (at, stored)
+        is_sound(app, f"s{at}", code)
+        await app.live_fork(run_id, at=at, id=f"f{at}")
+        is_sound(app, f"f{at}", code)
+        assert await settled(app, f"f{at}") == end.status
+        is_sound(app, f"f{at}", code)
+        assert fold(await journal(app, f"f{at}")).output == output
+        assert log() == done, at
+        tried += 1
+    assert tried > 3
+
+
+def test_a_run_that_was_reopened_is_forked_at_every_event(url: str) -> None:
+    world = World()
+    one, act = scene(world)
+    look = world.tool("look", "read")
+
+    @agent(version="1")
+    async def two(run: Run) -> list[str]:
+        first, second = await asyncio.gather(act("a"), look("b"))
+        third = await act("c")
+        world.fail_if_broken()
+        return [first, second, third]
+
+    async def main() -> None:
+        async with Perdure(url, [one, two]) as app:
+            await app.start(two, id="r")
+            await app.drive("r")
+            await app.rewind("r", 2)
+            await app.drive("r")
+            world.bug = False
+            await app.retry("r")
+            assert await app.handle("r").result() == ["act of a", "look of b", "act of c"]
+            await fork_everywhere(app, two, lambda: list(world.log))
+
+    run(main())
+
+
+def test_a_run_with_timers_signals_and_statements_is_forked_at_every_event(sqlite: str) -> None:
+    world = World()
+    act = world.tool("act", "once")
+
+    @agent(version="1")
+    async def one(run: Run) -> list[Any]:
+        run.status("it begins")
+        run.note("a thought")
+        found = []
+        try:
+            async with asyncio.timeout(0.05):
+                found.append(await run.receive("never"))
+        except TimeoutError:
+            found.append("in vain")
+        run.decide("left", among=["left", "right"], reason="why not")
+        found.append(await act("a") if run.patched("new") else "old")
+        await asyncio.sleep(0.05)
+        found.append(await run.receive("go"))
+        return [*found, await act("b"), str(run.now())]
+
+    async def main() -> None:
+        async with Perdure(sqlite, [one]) as app:
+            await app.start(one, id="r")
+            await app.signal("r", "go", {"x": 1})
+            await app.handle("r").result()
+            done = list(world.log)
+            events = await journal(app)
+            for at in points(events):
+                stored = await app.fork("r", at=at, id=f"s{at}")
+                assert (stored.status, stored.output[:4]) == ("succeeded", ["in vain", "act of a", {"x": 1}, "act of b"]), (at, stored)
+                is_sound(app, f"s{at}", one)
+                await app.live_fork("r", at=at, id=f"f{at}")
+                assert (await app.handle(f"f{at}").result())[:4] == ["in vain", "act of a", {"x": 1}, "act of b"]
+                is_sound(app, f"f{at}", one)
+                assert world.log == done
+
+    run(main())
+
+
+def test_a_conversation_with_a_model_is_forked_at_every_event(url: str, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    lines = [uses(use("look", ledger=str(ledger), what="x" * 2000)), uses(use("pay", ledger=str(ledger), what="y")), "done"]
+    one = ReAct("one", model=Scripted(lines), tools=[fork_tools.look, fork_tools.pay], instructions="be kind " * 100)
+
+    async def main() -> None:
+        async with app_at(url, one) as app:
+            await app.run("one", "hello " * 300, id="r")
+            done = effects(ledger)
+            await fork_everywhere(app, one, lambda: effects(ledger))
+            assert effects(ledger) == done
+            # Another answer of the model: from there on it is asked really, in the live fork.
+            edit = {"text": "", "uses": [{"id": "1", "name": "pay", "arguments": {"ledger": str(ledger), "what": "z"}}], "stop": "tools"}
+            stored = await app.fork("r", edits={1: edit}, id="other")
+            assert (stored.status, stored.would_call[0].name) == ("stopped", "pay")
+            is_sound(app, "other", one)
+
+    run(main())
+
+
+def test_a_run_that_was_undone_has_no_live_fork(url: str) -> None:
+    log: list[str] = []
+
+    @tool(effect="once")
+    async def pay(what: str) -> str:
+        log.append(what)
+        return what
+
+    @pay.compensate
+    async def _(what: str) -> None:
+        log.append("back")
+
+    @agent(version="1")
+    async def one(run: Run) -> str:
+        return await pay("a")
+
+    async def main() -> None:
+        async with Perdure(url, [one]) as app:
+            await app.run(one, id="r")
+            planned = await asyncio.to_thread(
+                lambda: app._planner().fork("r", "f", None, by="ann", reason=None, edits={}, input=UNSET, agent=one, inline_bytes=9999)
+            )
+            await app.undo("r")
+            with pytest.raises(Conflict, match="run r has been undone, or is being undone"):
+                await app.live_fork("r", id="f")
+            with pytest.raises(Conflict, match="run r has been undone, or is being undone"):
+                await app.engine.fork(planned.new)  # the undo came between the plan and the write
+            assert app.store.get("f") is None
+            assert (await app.fork("r", id="s")).status == "succeeded"
+
+    run(main())
+
+
+def test_verify_finds_a_fork_whose_copies_are_not_those_of_its_parent(sqlite: str) -> None:
+    world = World()
+    world.bug = False
+    one, _ = scene(world)
+
+    async def main() -> None:
+        async with Perdure(sqlite, [one]) as app:
+            await app.run(one, ["a"], id="r")
+            await app.run(one, ["b"], id="other")
+            events = [*app.store.read("other")]
+            forked = RunForked("f", "r", 2, row_of(app, "r").head.hex(), "ann")
+            ids = iter(app.clock.new_id, None)
+            made = live_fork(events, fold(events), forked, {}, version="1", input=None, target=None, now=app.clock.now(), ids=ids)
+            app.store.insert_fork(new_fork("r", made.state, made.events, None, [], app.load))
+            verdict = verify_run(app.store, row_of(app, "f"))
+            assert verdict.problem is not None
+            assert "copied from run r" in verdict.problem
 
     run(main())

@@ -24,7 +24,7 @@ from perdure.core.budget import Amounts
 from perdure.core.budget import Charge as Charge
 from perdure.core.budget import Ledger as Ledger
 from perdure.core.events import AnyBody, Event, Failure, Reason
-from perdure.core.identity import ChainEntry, Sealed
+from perdure.core.identity import ChainEntry, Sealed, undo_id
 from perdure.core.rate import Rate
 from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status
@@ -481,12 +481,21 @@ class Whole(Struct, frozen=True, gc=False):
         return run_id
 
 
+def undone(run_id: str, so: str) -> Conflict:
+    """The error for a run that has an undo: its journal says that calls have results, and their effects are undone."""
+    return Conflict(f"run {run_id} has been undone, or is being undone, by run {undo_id(run_id)}, so {so}; start a new run")
+
+
 class NewFork(Struct, frozen=True, gc=False):
     """A fork to store: its row, its journal and what belongs to it."""
 
     whole: Whole
     parent: str  # the run that was forked; the fork uses its blobs and artifacts too
     blobs: Sequence[bytes] = ()  # new ones
+
+    @property
+    def is_live(self) -> bool:
+        return self.whole.run[-1] is None  # else it is a rehearsal, kept as a specimen
 
 
 class ArtifactRow(Struct, frozen=True, gc=False):

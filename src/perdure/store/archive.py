@@ -13,8 +13,9 @@ import msgspec
 from msgspec import structs
 
 from perdure import shell
+from perdure.core.identity import undo_id
 from perdure.errors import AlreadyRunning, Conflict, NotFound, StoreCorrupt, StoreError, StoreUnavailable
-from perdure.store.api import FINISHED, ArtifactRow, Family, Head, Member, Moved, NewFork, RateRow, Stored, Whole
+from perdure.store.api import FINISHED, ArtifactRow, Family, Head, Member, Moved, NewFork, RateRow, Stored, Whole, undone
 from perdure.store.artifacts import keep, take_in_bytes
 from perdure.store.blobs import put_unused
 from perdure.store.claims import LEASE_RAN_OUT, PROVEN_DEAD, lose_runs
@@ -133,6 +134,8 @@ class Wholes(Part):
             keys = [cursor.one("run_to_keep", (name,)) for name in dict.fromkeys((root, new.parent))]
             if None in keys:
                 raise NotFound(f"run {new.parent} was pruned meanwhile; nothing was written")
+            if new.is_live and cursor.one("run_key", (undo_id(new.parent),)) is not None:
+                raise undone(new.parent, "no live fork can be made of it")
             shared = {"runs": as_json([key[0] for key in keys if key is not None])}
             artifacts = {str(artifact) for _, artifact in cursor.all("whole_artifact_uses", shared)}
             put_unused(cursor, new.blobs)
