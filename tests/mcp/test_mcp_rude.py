@@ -1,4 +1,4 @@
-"""Servers without manners: what they list is bounded, what they answer is believed no further than it goes, and nothing hangs."""
+"""Servers that break the rules: their lists and answers are limited and checked, and nothing hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents that call agents: what crosses from child to parent and back, and who drives whom."""
+"""Agents that call agents: what a child and its parent exchange, and which worker drives which run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls in doubt: what a reconcile hook may say, how long a key protects, and what a person can do about it (G5, G8)."""
+"""Calls in doubt: what a reconcile hook may answer, how long a key protects, and what a person can do (G5, G8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Draining a worker at every phase: each run is handed over at a step boundary, or its call is recorded as in doubt (G13)."""
+"""Draining a worker at every phase.
+
+Each run is released at a step boundary, or its call is recorded as in doubt (G13).
+"""
 
 from __future__ import annotations
 

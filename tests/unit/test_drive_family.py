@@ -1,4 +1,4 @@
-"""Driving a run with children beside others who drive them, too."""
+"""Driving a run with children while other workers drive some of these runs too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An approval that is over in the very commit that starts its call: that start is taken back, and the rest of the run goes on."""
+"""An approval that ends before the commit that starts its call: the start is taken back, and the run goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pausing a run at every phase: what is under way ends first, whatever arrives meanwhile is kept, and nobody drives it until it is let go on."""
+"""Pausing a run at every phase.
+
+Attempts under way end first, post is kept, and no worker drives the run until `unpause`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues: what goes first, how much at a time, over all workers, and whose turn it is."""
+"""Queues: which run is first, how many runs at a time over all workers, and the turns of tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rate limits on tools: over all runs and workers, with places that are kept, and pauses that hold for everybody."""
+"""Rate limits on tools: over all runs and workers, with places that are kept, and pauses for all callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls return: what is committed when, what arrives at the agent, and what may be returned at all."""
+"""Results of calls: when they are committed, what the agent gets, and which values a tool may return."""
 
 from __future__ import annotations
 

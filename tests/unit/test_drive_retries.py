@@ -1,4 +1,4 @@
-"""Failed attempts: which are tried again, when, by whom, and what the journal says about each."""
+"""Failed attempts: which are tried again, when, by which worker, and what the journal says about each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
-"""Where two things meet at the wrong moment: an end and calls that nobody awaits, a store that fails halfway, code that changes between
-two workers, money that comes while the run is about to stop. Whatever is recorded is whole, and whatever was meant to happen once does."""
+"""Two events at the wrong moment.
+
+The end of a run and calls that are not awaited, a store that fails in the middle, code that changes between two
+workers, money that arrives while the run stops.
+
+The recorded events are always complete, and an effect that must happen once happens once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals: in order per topic, kept until the agent asks, once per key, and never lost between two waits."""
+"""Signals: in order per topic, kept until the agent receives them, once per key, and never lost between two waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a storm of workers found in the way that one run is driven."""
+"""Faults in the driving of a run that the storm tests found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durable timers: never early by the recorded clock, in order, none lost, and nobody asks every run whether it is time."""
+"""Durable timers: never early by the recorded clock, in order, none lost, and without polling every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""effect="transaction" inside a run: what its tool raises, how long it may take, and whom it keeps waiting."""
+"""effect="transaction" inside a run: what its tool raises, how long it may take, and which work it delays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which code goes on with a run: versions, adoption, patches, and tools that have changed under it."""
+"""Which code may continue a run: versions, adoption, patches, and tools that have changed."""
 
 from __future__ import annotations
 

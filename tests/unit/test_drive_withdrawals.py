@@ -1,4 +1,7 @@
-"""Approvals that nobody wants any more, and answers that come at the worst moment: none is lost, and none is waited for in vain (G6)."""
+"""Approvals that are no longer needed, and answers at the worst moment.
+
+No answer is lost, and no run waits for ever (G6).
+"""
 
 from __future__ import annotations
 

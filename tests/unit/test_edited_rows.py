@@ -1,4 +1,4 @@
-"""A run whose journal has ended and whose row was edited to say otherwise: no path appends to it, and no worker spins on it."""
+"""A run whose journal has ended, but whose row was edited: no code appends to it, and no worker tries it in a loop."""
 
 from __future__ import annotations
 

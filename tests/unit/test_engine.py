@@ -1,4 +1,4 @@
-"""The seam: what an engine is told and what it answers, whoever stands above it. Run against every engine that there is."""
+"""The Engine protocol: what an engine gets and what it answers. The tests run against every engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exception means for its call: real ones where the standard library raises them, look-alikes of the HTTP libraries."""
+"""What an exception means for its call: real exceptions of the standard library, and imitations of HTTP libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page says when a budget stops a whole family, of signals and timers that nobody waits for, and after an end or an undo."""
+"""The page of a family that a budget stopped, of signals and timers without a wait, and after an end or an undo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit trail: complete, in order, joinable by event_id; and a live log that no disk can stop a run with."""
+"""The audit trail: complete, in order, with event ids to join; and a live log whose disk errors stop no run."""
 
 from __future__ import annotations
 

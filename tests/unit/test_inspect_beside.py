@@ -1,4 +1,7 @@
-"""What lies beside a journal (approvals, budgets, parents, children) is held against it, and a run that moves on raises no false alarm."""
+"""The other tables (approvals, budgets, parents, children) are compared with the journal.
+
+A run that moves on during the check causes no false alarm.
+"""
 
 from __future__ import annotations
 

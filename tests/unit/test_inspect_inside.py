@@ -1,4 +1,4 @@
-"""Looking into an agent at a moment of its recorded history: real runs, and the code that made them."""
+"""Looking into an agent at a moment of its recorded history: with real runs, and the code that made them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`verify --repair`: rows that contradict a sound journal are written again from it, and nothing else is touched."""
+"""`verify --repair`.
+
+Rows that contradict a sound journal are written again from the journal, and nothing else changes.
+"""
 
 from __future__ import annotations
 

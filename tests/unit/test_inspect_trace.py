@@ -1,4 +1,4 @@
-"""How it came to an event, and the journal told in words."""
+"""The causes of an event, and the journal in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about a run that waits without a process: for whom or what, until when, what happens then, and what to type."""
+"""The page about a parked run: what it waits for, until when, what happens then, and what to type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page that somebody reads at two in the morning: every kind of run gets a true first sentence and a command to type."""
+"""The page of `perdure why`: every kind of run gets a true first sentence and a command to type."""
 
 from __future__ import annotations
 

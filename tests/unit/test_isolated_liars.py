@@ -1,4 +1,4 @@
-"""What an isolated tool's process writes into our pipe is anybody's: whatever it is, it becomes an answer about that one call."""
+"""An isolated tool's process may write any bytes into the pipe: they only become an answer about that one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The journal-wide chain: a hand with write access, which switches the triggers off and on again, does not cut history unseen."""
+"""The journal-wide chain.
+
+A user who can write, and switches the triggers off and on again, cannot cut history unnoticed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be said to a run, and what becomes of one that nobody holds when something reaches it: every status, every body."""
+"""Which post a run accepts, and what post does to a run that is not held: every status, every body."""
 
 from __future__ import annotations
 

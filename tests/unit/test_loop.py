@@ -1,4 +1,4 @@
-"""asyncio on the deterministic loop: everything that needs no world works and replays; everything else is refused by name."""
+"""asyncio on the deterministic loop: everything without I/O works and replays; everything else is refused by name."""
 
 from __future__ import annotations
 

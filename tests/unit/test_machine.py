@@ -1,4 +1,7 @@
-"""An agent as a machine: which commands come out for which completions, and when it is finished. No store, no clock, no loop."""
+"""An agent as a machine: which commands follow from which completions, and when it is finished.
+
+No store, clock or loop.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker keeps the machines of runs that it has parked, and goes on with them without a replay; never beyond the journal."""
+"""A worker keeps the machines of parked runs and continues without a replay, but never beyond the journal."""
 
 from __future__ import annotations
 

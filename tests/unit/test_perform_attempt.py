@@ -1,4 +1,4 @@
-"""One effect, performed: whatever the tool does, the attempt ends with an answer."""
+"""One attempt: whatever the tool does, the attempt ends with an outcome."""
 
 from __future__ import annotations
 

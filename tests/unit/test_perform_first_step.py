@@ -1,4 +1,4 @@
-"""The first step of an async tool is made when its attempt is started, and looks to the tool like any later one."""
+"""The first step of an async tool runs when its attempt begins, and the tool sees no difference to later steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools in their own process: real processes, real signals, and a look at the process table afterwards."""
+"""Tools in their own process: real processes, real signals, and a check of the process table afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads for sync tools: limited, fair, and never in the way of the process's end."""
+"""Threads for sync tools: limited, fair, and no obstacle to the end of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Plans that run: in which order, with what, what becomes of the rest when a step fails, and that a run keeps its plan."""
+"""Plans that run.
+
+The order and the arguments of steps, what happens when a step fails, and that a run keeps its plan.
+"""
 
 from __future__ import annotations
 

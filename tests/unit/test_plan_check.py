@@ -1,4 +1,4 @@
-"""What is wrong with a plan is known before its first effect, all of it at once; and that following one respects every reference."""
+"""All mistakes of a plan are reported before its first effect, and a run of a plan respects every reference."""
 
 from __future__ import annotations
 

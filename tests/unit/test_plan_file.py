@@ -1,4 +1,4 @@
-"""Plans in files: what is read, and what is refused and how, whatever the file holds."""
+"""Plans in files: which files are accepted, and which are refused with which message."""
 
 from __future__ import annotations
 

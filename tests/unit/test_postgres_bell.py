@@ -1,4 +1,7 @@
-"""The doorbell on PostgreSQL: heard soon, once, and again after its connection broke; a hint, and never a burden."""
+"""The bell on PostgreSQL: heard soon and once, also after its connection broke.
+
+It is only a hint, and costs little.
+"""
 
 from __future__ import annotations
 

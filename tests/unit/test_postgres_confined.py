@@ -1,4 +1,7 @@
-"""What a transaction tool may do with the journal's connection on PostgreSQL, where the text of its statements is all that is looked at."""
+"""What a transaction tool may do with the journal's connection on PostgreSQL.
+
+Only the text of its statements is checked.
+"""
 
 from __future__ import annotations
 

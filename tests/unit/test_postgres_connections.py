@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: few, thrown away at the first doubt, never waited for without an end, and no password in any message."""
+"""Connections to PostgreSQL: few, closed at the first doubt, every wait has a limit, and no message has a password."""
 
 from __future__ import annotations
 

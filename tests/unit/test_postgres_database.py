@@ -1,4 +1,7 @@
-"""Transactions on PostgreSQL at their limits: late commits, failed statements, any text, large batches, large numbers."""
+"""Special cases of transactions on PostgreSQL.
+
+Late commits, failed statements, any text, large batches, large numbers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A statement that is on its way lands once, or never left: whatever goes wrong with it, nobody waits for ever and nobody hears it twice."""
+"""A statement under way is executed once or not at all, whatever fails.
+
+No caller waits for ever or gets two answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who is alive, over several machines: lock files prove a death here, a connection that is gone for long is silence elsewhere."""
+"""Which workers are alive, over several machines.
+
+On this machine a lock file proves a death; elsewhere a worker whose connection is lost for long counts as silent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run that is given up, and a signal to one that is parked, on PostgreSQL: the same as in a transaction, and one round trip."""
+"""The release of a run, and a signal to a parked run, on PostgreSQL.
+
+The same result as in a transaction, in one round trip.
+"""
 
 from __future__ import annotations
 

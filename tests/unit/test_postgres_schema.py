@@ -1,4 +1,7 @@
-"""The schema on PostgreSQL: made once by whoever comes first, refused when it is not ours, and what somebody has changed is named."""
+"""The schema on PostgreSQL.
+
+The first process creates it, a foreign schema is refused, and changes by hand are named.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The statements of the PostgreSQL dialect: the same as SQLite's where the logic asks, understood by the server, and fast by the indexes."""
+"""The statements of the PostgreSQL dialect.
+
+The same names as in SQLite, valid on the server, and fast with the indexes.
+"""
 
 from __future__ import annotations
 

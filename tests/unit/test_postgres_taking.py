@@ -1,4 +1,7 @@
-"""Creating and claiming in one statement each on PostgreSQL, where there is nothing to weigh: the same as in a transaction, and less of it."""
+"""Creating and claiming a run with one statement each on PostgreSQL.
+
+The same result as in a transaction, with less work.
+"""
 
 from __future__ import annotations
 

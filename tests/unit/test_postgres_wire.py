@@ -1,4 +1,7 @@
-"""Statements straight through libpq: every kind of value arrives as it is, and what a server has forgotten is sent again whole."""
+"""Statements through libpq directly.
+
+Every value arrives unchanged, and a statement that the server forgot is sent again.
+"""
 
 from __future__ import annotations
 

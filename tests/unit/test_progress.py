@@ -1,4 +1,7 @@
-"""`call.heartbeat`: progress is kept with the attempt, stored from time to time, recorded with its end, given to the next."""
+"""`call.heartbeat`.
+
+Progress is stored from time to time, recorded with the end of the attempt, given to the next attempt.
+"""
 
 from __future__ import annotations
 

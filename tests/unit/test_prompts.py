@@ -1,4 +1,4 @@
-"""Requests in the journal: packed to what is new in them, and made again to the byte."""
+"""Requests in the journal: packed to their new messages, and rebuilt byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often something may be started: never more than the burst at once, and never more than the limit on average."""
+"""Rate limits: never more starts at once than the burst, and never more on average than the limit."""
 
 from __future__ import annotations
 

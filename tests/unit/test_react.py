@@ -1,4 +1,4 @@
-"""The model → tools loop: what is called, what the model is told, and what the journal says about it."""
+"""The loop of a ReAct agent: which tools are called, what the model is told, and what the journal says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a model answers, the conversation stays one that its provider takes, and nothing is called that it did not ask for."""
+"""Any answer of a model: the provider accepts the next request, and only tools that the model asked for are called."""
 
 from __future__ import annotations
 

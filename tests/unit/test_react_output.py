@@ -1,4 +1,4 @@
-"""Answers of a type: what the model is shown, what is taken, and what it is told when it does not fit."""
+"""Answers with a type: what the model sees, what is accepted, and what the model is told about a wrong answer."""
 
 from __future__ import annotations
 

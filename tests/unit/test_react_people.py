@@ -1,4 +1,4 @@
-"""What people and processes do to a ReAct run: arguments that were edited, keys that are missing, words that a model makes up."""
+"""What people and processes do to a ReAct run: edited arguments, missing keys, invented tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Retry and rewind: where a run goes back to, what is refused with which words, and that nothing that has happened happens again."""
+"""Retry and rewind.
+
+To which event a run goes back, what is refused with which words, and that no effect happens twice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Replay and divergence: the code asks for what the journal has, or the run stops and says where and how they part (G7)."""
+"""Replay and divergence.
+
+The code asks for the calls of the journal, or the run stops and names the difference (G7).
+"""
 
 from __future__ import annotations
 

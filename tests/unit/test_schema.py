@@ -1,4 +1,4 @@
-"""Whether a value fits a JSON Schema, and what is said when it does not."""
+"""Does a value fit a JSON Schema, and what does the message say if it does not?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where settings come from, in which order, and what is said about a wrong one."""
+"""Where settings come from, in which order, and the errors about wrong settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that a reader is told to type: in every shell each word is what it was made of, and nothing is executed."""
+"""Suggested commands: in every shell, each word has its original text, and nothing else is executed."""
 
 from __future__ import annotations
 

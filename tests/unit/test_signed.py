@@ -1,4 +1,7 @@
-"""Signed heads: who can write to the whole database, and compute every hash again, still cannot rewrite what was signed."""
+"""Signed heads.
+
+A user who can write to the whole database, and compute every hash again, cannot change what was signed.
+"""
 
 from __future__ import annotations
 

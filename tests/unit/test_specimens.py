@@ -1,4 +1,7 @@
-"""Specimens: an exported run in another journal, to be looked at. No worker drives it, and it takes nothing."""
+"""Specimens: an exported run in another journal, for people to look at.
+
+No worker drives it, and it accepts no post.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs that are started together share commits, and nothing else: each is created once, refused alone, or not at all."""
+"""Runs that are started together share only their commits.
+
+Each is created once, or refused without affecting the others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doorbell between processes: real pipes, real processes, real signals."""
+"""The bell between processes: real pipes, real processes, real signals."""
 
 from __future__ import annotations
 

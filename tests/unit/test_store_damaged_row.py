@@ -1,4 +1,4 @@
-"""A run whose row is damaged stands in nobody's way: it is listed, named and left alone, and the others go on."""
+"""A run with a damaged row does not affect other runs: it is listed, named and not driven, and the others go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whoever decides at once, in whatever order and from wherever: one of them wins, and the journal says who."""
+"""Several people decide at once, in any order and from any process.
+
+The first decision counts, and the journal names it.
+"""
 
 from __future__ import annotations
 

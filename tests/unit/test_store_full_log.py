@@ -1,4 +1,4 @@
-"""A disk that is full of the log itself: the write that finds it so is refused, the next one finds room, and nothing is lost."""
+"""The log itself has filled the disk: one write is refused, the next finds room, and nothing is lost."""
 
 from __future__ import annotations
 

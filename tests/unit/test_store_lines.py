@@ -1,4 +1,4 @@
-"""Lines of ready runs: fair between tenants, within limits over all workers, and no slower for what waits behind the first."""
+"""Lines of ready runs: fair between tenants, within limits over all workers, and fast even if many runs wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead workers are noticed by the kernel: real processes, real signals."""
+"""The kernel shows which workers are dead: real processes, real signals."""
 
 from __future__ import annotations
 

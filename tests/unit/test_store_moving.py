@@ -1,4 +1,7 @@
-"""Moving and pruning as the databases themselves see it: what a hand at a prompt may not do, what two at once may not do, and the views."""
+"""Moving and pruning at the level of the database.
+
+What a user with SQL may not do, what two processes may not do, and views.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Append-only, and what happens when somebody has been at the file all the same."""
+"""The journal is append-only; and what happens if a user has changed the file anyway."""
 
 from __future__ import annotations
 

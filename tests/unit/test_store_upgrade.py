@@ -1,4 +1,4 @@
-"""A database of the first release, with runs in it: opened, brought up to date, and worked on."""
+"""A database of the first release with runs: it is opened, migrated and used."""
 
 from __future__ import annotations
 

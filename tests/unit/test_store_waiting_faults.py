@@ -1,4 +1,7 @@
-"""A COMMIT that reports an error although it took effect, and workers that die: nothing is decided, told or counted twice, nobody is forgotten."""
+"""A COMMIT that reports an error although it took effect, and workers that die.
+
+Nothing is decided, sent or counted twice, and no waiting run is forgotten.
+"""
 
 from __future__ import annotations
 

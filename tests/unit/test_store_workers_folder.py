@@ -1,6 +1,6 @@
-"""The folder of lock files and bells beside a SQLite journal: another user of the machine who can write to it, or made it, gains nothing.
+"""The folder of lock files and bells of a SQLite journal: another user who can write to it, or made it, gains nothing.
 
-The other user is real where the tests run as root: a process of the user `nobody`.
+If the tests run as root, the other user is real: a process of the user `nobody`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Group commit: who shares a commit, who hears of it, and what a failure does."""
+"""Group commit: which writes share a commit, who gets the result, and what a failure does."""
 
 from __future__ import annotations
 

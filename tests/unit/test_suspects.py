@@ -1,4 +1,7 @@
-"""Runs whose workers died again and again: when one is called poison, how groups are made, and what people are told (T26, T34)."""
+"""Runs whose workers died repeatedly.
+
+When a run counts as poison, how groups are made, and what people see (T26, T34).
+"""
 
 from __future__ import annotations
 

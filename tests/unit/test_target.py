@@ -1,4 +1,4 @@
-"""TARGET to agent: what loads, what is said when it does not, and which recorded target is never loaded."""
+"""From a TARGET to an agent: what can be loaded, the errors, and which recorded targets are never loaded."""
 
 from __future__ import annotations
 

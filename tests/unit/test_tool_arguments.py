@@ -1,4 +1,4 @@
-"""Arguments and results: what a live attempt gets is what a retry after a crash would get."""
+"""Arguments and results: a live attempt gets the same values as a retry after a crash."""
 
 from __future__ import annotations
 

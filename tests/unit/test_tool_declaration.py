@@ -1,4 +1,4 @@
-"""What can be a tool, what its declaration says, and what it does when it is called outside an agent."""
+"""What can be a tool, what its declaration says, and what a call outside of an agent does."""
 
 from __future__ import annotations
 

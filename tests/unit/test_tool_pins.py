@@ -1,4 +1,4 @@
-"""A pin changes with what a tool is to its caller, and with nothing else."""
+"""The pin of a tool changes if the tool changes for its callers, and for no other reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt uses, what it is expected to use, and how often a tool may start."""
+"""The usage of an attempt, its estimate, and how often a tool may start."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Traps seen in published designs of this kind (GUARANTEES 6), each one a test named after it, on both stores.
+"""Mistakes in published designs of this kind (GUARANTEES 6): one test for each, named after it, on both stores.
 
-T16 to T20, T25 and T28 to T30 belong to approvals, notifications and models, and are tested with those.
+T16 to T20, T25 and T28 to T30 are about approvals, notifications and models, and are tested there.
 """
 
 from __future__ import annotations
@@ -490,7 +490,6 @@ def test_T13_an_error_of_the_renewer_is_told_and_does_not_end_it(caplog: pytest.
     registered_at = beat_at()
     faulty = FailsToRenew(store, failures=3)
     loop = asyncio.new_event_loop()
-    loop.close()
     renewer = Renewer(faulty, "w", ManualClock(77), 0.02, Watchdog(loop, lambda: "nothing"))  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         renewer.start()
@@ -498,8 +497,22 @@ def test_T13_an_error_of_the_renewer_is_told_and_does_not_end_it(caplog: pytest.
         while beat_at() == registered_at and time.monotonic() < deadline:
             time.sleep(0.005)
         renewer.stop()
+    loop.close()
     assert beat_at() > registered_at
     assert caplog.text.count("cannot renew the leases of this worker: disk full") == 3
+    store.close()
+
+
+def test_T13_the_leases_of_a_worker_whose_loop_was_closed_run_out(caplog: pytest.LogCaptureFixture, where: str) -> None:
+    store = open_store(where)
+    store.register("w", "host:1", 1, 0)
+    loop = asyncio.new_event_loop()
+    renewer = Renewer(store, "w", ManualClock(77), 0.02, Watchdog(loop, lambda: "nothing"))
+    loop.close()  # and the worker was never closed: nothing drives its runs, so it must not keep them
+    renewer.start()
+    renewer._thread.join(timeout=60)
+    assert not renewer._thread.is_alive()
+    assert "its leases are no longer renewed" in caplog.text
     store.close()
 
 

@@ -1,4 +1,4 @@
-"""Undoing a run: which calls, in which order, with what, and what stays."""
+"""Undoing a run: which calls, in which order, with which arguments, and which effects stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Callers that wait for runs: one look serves all callers of an app, hints wake them, and no event is missed or told twice."""
+"""Callers that wait for runs.
+
+One read serves all callers of an app, hints wake them, and each event comes exactly once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A worker among others: runs that it loses and gets back, post that it cannot read, a store that fails for a moment."""
+"""A worker among others.
+
+Runs that it loses and gets back, post that it cannot decode, a store that fails for a moment.
+"""
 
 from __future__ import annotations
 

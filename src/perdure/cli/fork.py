@@ -69,10 +69,10 @@ def command(
 ) -> int:
     """Rehearse RUN from an event on, with this code: what would its agent do? No tool touches the world.
 
-    Calls with a recorded outcome get that outcome. Others are answered by --answers, then by the tool's stand-in
-    (@tool.simulate), then, only with --reads, by `read` tools and models. At any other call the rehearsal stops, and
-    shows the call with its exact arguments. Then follows the diff to the recorded run. With --id the rehearsal is
-    stored, to be looked at like any run; no worker ever drives it.
+    A call with a recorded outcome gets that outcome. For any other call, the answer comes from --answers, or else from
+    the tool's stand-in (@tool.simulate), or else, only with --reads, from `read` tools and models. At a call without
+    an answer the rehearsal stops, and shows the call with its exact arguments. Then it prints the diff to the recorded
+    run. With --id the rehearsal is stored, so that people can look at it like at any run; no worker ever drives it.
 
     With --live a new run goes on from there, with effects and with keys of its own. What RUN has done does not happen
     again: if the fork makes the same call, the recorded result is used.
@@ -256,7 +256,7 @@ def edits_of(words: Iterable[str]) -> dict[int, Any]:
 
 
 def read_answers(file: str | None) -> Sequence[Stub]:
-    """The prepared answers in this file; none without a file."""
+    """The prepared answers in this file; no answers if no file is given."""
     if file is None:
         return ()
     from perdure.fork import stubs_of

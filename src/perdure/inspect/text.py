@@ -1,4 +1,4 @@
-"""Words for recorded things: times, spans, payloads, calls, amounts, model calls, plans, and one sentence per event.
+"""Words for recorded data: times, spans, payloads, calls, amounts, model calls, plans, and one sentence per event.
 
 Text from a journal is returned as it was recorded. The caller must escape the text before it prints it on a terminal.
 """
@@ -80,7 +80,7 @@ _OURS = re.compile(r"-packages/perdure/|/python3[.0-9]*t?/(asyncio|concurrent)/"
 _OUR_FOLDER = __file__.removesuffix("inspect/text.py")
 _SPANS = ((86_400, "day", "days"), (3_600, "h", "h"), (60, "min", "min"), (1, "s", "s"))
 
-# effect class → what it means if the journal has the intent of a call, and no result.
+# Effect class → the meaning of a journal that has the intent of a call and no result.
 EFFECTS = {
     "read": "changes nothing, so it is simply asked again",
     "idempotent": "repeating it ends in the same state, so it is simply run again",
@@ -311,7 +311,8 @@ def answer_in(result: Payload | None, load: Load | None = None) -> Answer | None
     encoded = _bytes(result, load)
     if encoded is None:
         return None
-    from perdure.models.messages import answer_of  # here: a worker without models does not load this module
+    # Imported here, so that a worker without models does not load this module.
+    from perdure.models.messages import answer_of
 
     try:
         return answer_of(encoded)

@@ -112,7 +112,7 @@ class Wholes(Part):
                 take_in_bytes(cursor, row, chunks)
             lines: dict[Row, int] = {}
             for whole in wholes:
-                assert whole.run[-1] is not None, whole.run_id  # a specimen: no worker may ever claim it
+                assert whole.run[-1] is not None, whole.run_id  # this is a specimen: no worker may ever claim it
                 if cursor.one("run_key", (whole.run_id,)) is not None:
                     raise taken
                 self._take_in_events(cursor, _insert(cursor, whole, lines))

@@ -216,7 +216,7 @@ class Orders:
         return steps
 
     def reopen(self, reading: RunView) -> list[AdviceStep]:
-        """The command with which a run that has failed or was cancelled goes on; with --dry-run it only shows what."""
+        """The command that lets a failed or cancelled run go on. With --dry-run it only shows what would happen."""
         state, row = reading.state, self.row
         if state.status == "succeeded" or self.undone is not None:
             return []
@@ -251,7 +251,7 @@ def _adding(short: Shortage) -> str:
 
 
 def _to_fill_in(one: Asked) -> str:
-    """The editable fields as JSON with the word NEW for each value. The user must replace NEW, which is not JSON."""
+    """The editable fields as JSON with the word NEW for each value. NEW is not JSON, so the user must replace it."""
     return shell.quote("{" + ", ".join(f"{json.dumps(name)}: NEW" for name in one.editable) + "}")
 
 
@@ -295,7 +295,7 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     if row.status in FINISHED:
         steps = orders.after_the_end(state, scene.undoing, taken_back(state, scene.load))
         again = [] if scene.undoing is not None else orders.reopen(scene.reading)
-        # A run that was cancelled was meant to end: so to let it go on is the last thing to offer.
+        # A person wanted a cancelled run to end. So the command that lets it go on comes last.
         return [*steps, *again] if row.status == "cancelled" else [*again, *steps]
     stop = _stop(scene, orders)
     add = [orders.top_up_below(short) for short in what.short if scene.short is None or scene.short.budget_of != short.budget_of]
