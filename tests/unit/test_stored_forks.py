@@ -192,7 +192,7 @@ def test_the_fold_refuses_an_attempt_or_a_worker_in_a_rehearsal(sqlite: str) -> 
 
     @agent(version="1")
     async def one(run: Run) -> str:
-        return await act("a")
+        return str(await act("a"))
 
     async def main() -> None:
         async with Perdure(sqlite, [one]) as app:
@@ -686,7 +686,7 @@ def test_a_live_fork_goes_on_with_other_code(tmp_path: Path) -> None:
         @agent(version=version, name="one")
         async def one(run: Run) -> str:
             await act("a")
-            return await act(last)
+            return str(await act(last))
 
         return one
 
@@ -890,7 +890,7 @@ def test_a_run_with_timers_signals_and_statements_is_forked_at_every_event(sqlit
 
 def test_a_conversation_with_a_model_is_forked_at_every_event(url: str, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
-    lines = [uses(use("look", ledger=str(ledger), what="x" * 2000)), uses(use("pay", ledger=str(ledger), what="y")), "done"]
+    lines: list[Any] = [uses(use("look", ledger=str(ledger), what="x" * 2000)), uses(use("pay", ledger=str(ledger), what="y")), "done"]
     one = ReAct("one", model=Scripted(lines), tools=[fork_tools.look, fork_tools.pay], instructions="be kind " * 100)
 
     async def main() -> None:
