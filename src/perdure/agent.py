@@ -15,6 +15,7 @@ from perdure.core import codec, identity
 from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload
 from perdure.core.events import Event
+from perdure.core.history import History
 from perdure.core.loop_detector import Circles
 from perdure.core.machine import Facts, Machine, current
 from perdure.core.replay import Frontier, replay
@@ -174,17 +175,27 @@ class Agent(Generic[P, R]):
         """A new machine for a recorded run, with the same facts and input. The caller still has to replay the run."""
         created = state.created
         assert created is not None
-        facts = Facts(created.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
+        origin = created.forked_from or ""
+        facts = Facts(
+            created.rehearses or created.run_id,
+            created.tenant,
+            created.actor,
+            created.agent,
+            state.version,
+            created.parent,
+            created.depth,
+            origin,
+        )
         return self.machine(facts, load(created.input), max_steps)
 
-    def replayed(self, state: RunState, events: Sequence[Event], load: Load, max_steps: int) -> Frontier:
-        """Replay the journal of the run `state` with this code. Nothing is performed or recorded.
+    def replayed(self, state: RunState, events: Sequence[Event], load: Load, max_steps: int, past: History | None = None) -> Frontier:
+        """Replay the journal of the run `state` with this code. Nothing is performed or recorded. `past`: as for `replay`.
 
         Raises Diverged if the code asks for other calls than the journal has.
         """
         machine = self.machine_of(state, load, max_steps)
         try:
-            return replay(machine, events, load)
+            return replay(machine, events, load, past=past)
         finally:
             machine.close()
 

@@ -37,6 +37,7 @@ from perdure.core.events import (
     RunCancelled,
     RunClaimed,
     RunCreated,
+    RunForked,
     RunPaused,
     RunReopened,
     RunRequeued,
@@ -325,6 +326,8 @@ def _because(event: Event, before: Event | None) -> str | None:
     match event.body:
         case CancelRequested() | RunRequeued() | RunPaused() | RunUnpaused() | RunAdopted() | BudgetRaised() | SignalReceived():
             return f"{event.body.by}, outside the run, asked for it"
+        case RunForked(by=by, parent=parent):
+            return f"run {parent} was copied up to event {before.seq}, and {by}, outside the run, asked for it"
         case RunReopened(by=by):
             return f"the run stood at event {before.seq} ({before.type}), and {by}, outside the run, asked for it"
         case RunCancelled(forced_by=str() as by):
