@@ -9,12 +9,12 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from types import CodeType
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from perdure.core import codec, identity
 from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload
-from perdure.core.events import Event
+from perdure.core.events import Event, RunCreated
 from perdure.core.loop_detector import Circles
 from perdure.core.machine import Facts, Machine, current
 from perdure.core.replay import Frontier, replay
@@ -170,12 +170,32 @@ class Agent(Generic[P, R]):
         fn: Callable[..., Coroutine[Any, Any, Any]] = self.fn
         return Machine(facts, lambda machine: fn(Run(machine), **arguments), max_steps, self.encode_result, is_interrupt)
 
+    def input_misfit(self, created: RunCreated, load: Load) -> str | None:
+        """Why the input of this run does not fit this code; None if it fits."""
+        try:
+            self._signature.arguments(self._input_of(created, load))
+        except InvalidInput as error:
+            return str(error)
+        return None
+
+    def _input_of(self, created: RunCreated, load: Load) -> bytes:
+        encoded = load(created.input)
+        # If the run was started without the code, its arguments are checked and converted here, as a start does it.
+        return self.bind((), codec.decode(encoded)) if created.by_name else encoded
+
     def machine_of(self, state: RunState, load: Load, max_steps: int) -> Machine:
         """A new machine for a recorded run, with the same facts and input. The caller still has to replay the run."""
         created = state.created
         assert created is not None
         facts = Facts(created.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
-        return self.machine(facts, load(created.input), max_steps)
+        try:
+            return self.machine(facts, self._input_of(created, load), max_steps)
+        except InvalidInput as misfit:
+            if created.version and not created.by_name:
+                raise  # the run was started with the code of its version, and that has changed since
+            # The run fails with this error as soon as it begins, before any code of the agent runs.
+            why = f"the input of the run does not fit agent {self.name} in version {state.version}: {misfit}"
+            return Machine(facts, lambda _: _refuse_input(why), max_steps, self.encode_result, is_interrupt)
 
     def replayed(self, state: RunState, events: Sequence[Event], load: Load, max_steps: int) -> Frontier:
         """Replay the journal of the run `state` with this code. Nothing is performed or recorded.
@@ -223,6 +243,10 @@ class BuiltAgent(Agent[P, R]):
         path = self._home.get("__file__")
         name = next((name for name, value in list(self._home.items()) if value is self), None)
         return None if name is None or not isinstance(path, str) or not os.path.isfile(path) else f"{os.path.abspath(path)}:{name}"
+
+
+async def _refuse_input(why: str) -> NoReturn:
+    raise InvalidInput(why)
 
 
 def _check_first_parameter(label: str, fn: Callable[..., Any], names: Mapping[str, Any]) -> None:
@@ -279,8 +303,9 @@ def agent(
 def agent(fn: Any = None, /, **options: Any) -> Any:
     """Declare an agent: `@agent` or `@agent(version="1", …)` on an `async def` whose first parameter is its `Run`.
 
-    Without `name`, the agent has the name of the function. A run keeps its `version`. Without `version`, the version
-    is a digest of the function's source, so each edit of the source is a new version. `budget` is what each run and
+    Without `name`, the agent has the name of the function. A run keeps the `version` of the worker that
+    begins it. Without `version`, the version is a digest of the function's source, so each edit of the source is a new
+    version. `budget` is what each run and
     its children may use together. `circles` stops a run that repeats the same calls. `queue` is the queue of the
     agent's runs; the start of a run may name another queue.
     """

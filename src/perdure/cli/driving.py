@@ -30,7 +30,7 @@ from perdure.inspect.replay import Different, Same, compare
 from perdure.inspect.resuming import open_call_words
 from perdure.inspect.text import clip, plural
 from perdure.inspect.view import begins_later
-from perdure.store.api import FINISHED, ApprovalFilter, RunRow, Served, WorkerRow
+from perdure.store.api import FINISHED, NO_VERSION, ApprovalFilter, RunRow, Served, WorkerRow
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
@@ -141,7 +141,7 @@ async def check_version(app: Perdure, row: RunRow, given: str) -> None:
     The hint suggests --adopt only if this code asks for the calls that the journal has.
     """
     here = [served for served in app.versions if served.agent == row.agent]
-    if not here or row.version in [served.version for served in here] or row.status in FINISHED:
+    if not here or row.version in [NO_VERSION, *(served.version for served in here)] or row.status in FINISHED:
         return
     agent = app.versions[here[-1]]
 

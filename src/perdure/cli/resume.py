@@ -20,7 +20,7 @@ from perdure.errors import Conflict, InvalidInput, StoreCorrupt
 from perdure.inspect.text import plural
 from perdure.inspect.view import begins_later, require
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, RunRow
+from perdure.store.api import FINISHED, NO_VERSION, RunRow
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
@@ -124,7 +124,7 @@ async def _adopt(app: Perdure, row: RunRow, given: str, *, url: str | None, as_j
     adopted = []
     for one in (row, *app.reading.family(row.run_id)):
         here = [served.version for served in app.versions if served.agent == one.agent]
-        if here and one.version not in here:
+        if here and one.version not in (NO_VERSION, *here):
             await app.adopt(one.run_id, by=os_user(), note="perdure resume --adopt")
             adopted.append(one.run_id)
     after = await app.handle(row.run_id).row()
@@ -133,7 +133,9 @@ async def _adopt(app: Perdure, row: RunRow, given: str, *, url: str | None, as_j
         return common.SUCCEEDED
     others = len([one for one in adopted if one != row.run_id])
     also = f", and {plural(others, 'run')} below it" if others else ""
-    if adopted:
+    if not after.version:
+        said = f"run {row.run_id} has not begun, and takes the version of the worker that begins it: there is nothing to adopt"
+    elif adopted:
         said = f"run {row.run_id} goes on with version {after.version}{also}; nothing of it has run yet"
     else:
         said = f"run {row.run_id} has version {after.version}, which this code is: there is nothing to adopt"

@@ -25,7 +25,7 @@ from perdure.core.identity import undone_by
 from perdure.core.state import RunState
 from perdure.engine.api import Reading
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreUnavailable, UnknownAgent
-from perdure.inspect.text import clip, plural, span
+from perdure.inspect.text import clip, plural, span, versioned
 from perdure.inspect.view import read_run, require
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
@@ -272,7 +272,7 @@ class _Crowd:
                 found.left_out += 1
                 continue
             found.count += 1
-            found.agents[f"{row.agent}@{row.version}"] += 1
+            found.agents[versioned(row.agent, row.version)] += 1
             if len(found.first) < SAMPLE:
                 found.first.append(row)
         return found

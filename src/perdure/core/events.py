@@ -86,7 +86,7 @@ class Body(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type"):
 class RunCreated(Body, frozen=True, tag="run_created"):
     run_id: str
     agent: str
-    version: str
+    version: str  # empty: the version of the first worker that claims the run
     tenant: str
     input: Payload
     actor: str | None = None
@@ -100,6 +100,9 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     budget: Limits | None = None
     key_scheme: int = 1  # how the keys of the run's calls are derived: see core/identity.py
     key_namespace: str = ""
+    # The run was started by the agent's name, without its code. The worker that begins the run checks the input, and
+    # records the budget that the agent declares.
+    by_name: bool = False
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):
@@ -110,6 +113,8 @@ class RunClaimed(Body, frozen=True, tag="run_claimed"):
     # How many other runs may have killed the previous worker. If this run is a suspect, only the other suspects of
     # that worker count. If not, all other runs that the worker held count.
     lost_with: int = 0
+    # The version of the worker's code, which the run takes with this claim: only if the run had no version before.
+    version: str = ""
 
 
 class RunReleased(Body, frozen=True, tag="run_released"):
@@ -377,6 +382,19 @@ class RunAdopted(Body, frozen=True, tag="run_adopted"):
     note: str | None = None
 
 
+class FrameChanged(Body, frozen=True, tag="frame_changed"):
+    """A person let another version of a ReAct agent continue the run: its next turn has the frame of that version.
+
+    The frame of a turn is what the request to the model has beside its messages: instructions, tools, model, limits.
+    The turns before this event are replayed with the frame that is recorded here.
+    """
+
+    version: str
+    by: str
+    frame: Payload
+    note: str | None = None
+
+
 class PinChanged(Body, frozen=True, tag="pin_changed"):
     """A tool has changed since the run first called it."""
 
@@ -391,6 +409,12 @@ class BudgetExceeded(Body, frozen=True, tag="budget_exceeded"):
     limit: int
     used: int  # spent plus reserved
     wanted: int
+
+
+class BudgetDeclared(Body, frozen=True, tag="budget_declared"):
+    """The budget that the agent's code declares, for a run that was started by name. It applies from this event on."""
+
+    limits: Limits
 
 
 class BudgetRaised(Body, frozen=True, tag="budget_raised"):
@@ -509,8 +533,10 @@ AnyBody = (
     | RunPaused
     | RunUnpaused
     | RunAdopted
+    | FrameChanged
     | PinChanged
     | BudgetExceeded
+    | BudgetDeclared
     | BudgetRaised
     | ThoughtRecorded
     | DecisionMade

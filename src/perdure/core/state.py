@@ -32,6 +32,7 @@ from perdure.core.events import (
     ApprovalVoted,
     ApprovalWithdrawn,
     AttentionNeeded,
+    BudgetDeclared,
     BudgetExceeded,
     BudgetRaised,
     CallRequestedAgain,
@@ -42,6 +43,7 @@ from perdure.core.events import (
     Effect,
     Event,
     Failure,
+    FrameChanged,
     Limits,
     OutcomeReused,
     PatchMarked,
@@ -278,7 +280,8 @@ class RunState(Struct, gc=False, eq=False):
     started_seq: int | None = None
     worker: str | None = None
     worker_name: str | None = None  # "host:pid" of the worker that last claimed the run; kept after a release
-    version: str = ""  # the version of the agent that drives the run now
+    version: str = ""  # the version of the agent that drives the run now; empty: no worker has claimed the run yet
+    began_with: str = ""  # the version of the agent that began the run
     numbers: int = 0  # the last number in use: calls, approvals and children share one sequence of numbers
     calls: dict[int, CallState] = {}
     open: dict[int, CallState] = {}
@@ -348,6 +351,7 @@ class RunState(Struct, gc=False, eq=False):
                 self.created, self.created_at = body, event.ts
                 self.keys = CallKeys.of(body)
                 self.version, self.budget = body.version, body.budget
+                self.began_with = body.version
             case RunClaimed():
                 self._claimed(event, body)
             case RunSucceeded():
@@ -389,6 +393,8 @@ class RunState(Struct, gc=False, eq=False):
                 self._land(body)
             case RunAdopted():
                 self.version = body.version
+            case FrameChanged():
+                self.version = body.version
             case PinChanged():
                 self.pins[body.what] = body.after
                 self.pin_changes.append(body)
@@ -396,6 +402,8 @@ class RunState(Struct, gc=False, eq=False):
                 self.patches.add(body.name)
             case BudgetExceeded():
                 self.over = body
+            case BudgetDeclared():
+                self.budget = body.limits
             case BudgetRaised():
                 self.budget = None if self.budget is None else raised(self.budget, body.added)
             case RunReopened():
@@ -409,6 +417,8 @@ class RunState(Struct, gc=False, eq=False):
         if self.started_seq is None:
             self.started_seq = event.seq
         self.worker, self.worker_name = body.worker, body.name or body.worker
+        if body.version:
+            self.version = self.began_with = body.version
         self.status = "cancelling" if self.cancel else "running"
         self.waiting_for = self.wake_at = None
         self.attention = self.over = None  # the worker that claims the run finds out whether these reasons still apply

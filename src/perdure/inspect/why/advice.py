@@ -158,7 +158,7 @@ class Orders:
             return [last, again]
         match reason:
             case "diverged":
-                began = state.created.version if state.created else "?"
+                began = state.began_with or "?"
                 which = f"that it began with (version {began})"
                 if state.version != began:
                     which = f"of version {state.version}, which goes on with it since (it began with version {began})"
