@@ -194,7 +194,10 @@ class Agent(Generic[P, R]):
             if created.version and not created.by_name:
                 raise  # the run was started with the code of its version, and that has changed since
             # The run fails with this error as soon as it begins, before any code of the agent runs.
-            why = f"the input of the run does not fit agent {self.name} in version {state.version}: {misfit}"
+            why = (
+                f"the input of the run does not fit agent {self.name} in version {state.version}: {misfit}; start another run with arguments "
+                "that fit, or retry this one with code that takes these"
+            )
             return Machine(facts, lambda _: _refuse_input(why), max_steps, self.encode_result, is_interrupt)
 
     def replayed(self, state: RunState, events: Sequence[Event], load: Load, max_steps: int) -> Frontier:

@@ -86,13 +86,13 @@ def test_another_version_is_an_unknown_agent_of_a_kind_of_its_own() -> None:
     assert issubclass(WrongVersion, UnknownAgent)
 
 
-def test_starting_the_same_id_under_another_version_is_the_same_run_in_its_old_version(tmp_path: Path) -> None:
+def test_starting_the_same_id_under_another_version_is_the_same_run_in_the_version_that_was_named_first(tmp_path: Path) -> None:
     async def either(run: Run) -> str:
         return run.version
 
     async def main() -> None:
         async with perdure(tmp_path / "db", [flow(either, "1")]) as app:
-            await app.start("flow", id="r")
+            await app.start("flow", id="r", version="1")
         async with perdure(tmp_path / "db", [flow(either, "2")]) as app:
             handle = await app.start("flow", id="r")
             assert (await handle.row()).version == "1"

@@ -21,6 +21,7 @@ from perdure.cli import common
 # verb → (module, what the verb does). The descriptions are here so that `perdure --help` loads no verb module.
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("perdure.cli.run_verb", "Start a run, or resume the run with that id, and drive it here."),
+    "start": ("perdure.cli.start", "Start a run by its agent's name, without the code, for a worker to drive."),
     "resume": ("perdure.cli.resume", "Drive an existing run here."),
     "worker": ("perdure.cli.worker", "Serve the queue until SIGTERM, then drain."),
     "list": ("perdure.cli.list_runs", "Runs, newest first."),
@@ -90,9 +91,7 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("rollback", "revert", "compensate", "saga"), _UNDO),
     **dict.fromkeys(("rerun", "restart", "redo", "redrive", "again"), _AGAIN),
     "requeue": "perdure retry RUN; a run that is paused or needs attention: perdure unpause RUN",
-    **dict.fromkeys(
-        ("start", "exec", "execute", "submit", "enqueue", "invoke"), "perdure run TARGET, with --detach for a worker to drive it"
-    ),
+    **dict.fromkeys(("exec", "execute", "submit", "enqueue", "invoke"), "perdure run TARGET, with --detach for a worker to drive it"),
     **dict.fromkeys(("continue", "recover", "go"), "perdure resume RUN"),
     **dict.fromkeys(("serve", "work", "up"), "perdure worker TARGET"),
     **dict.fromkeys(("suspend", "hold", "freeze"), "perdure pause RUN"),

@@ -306,7 +306,7 @@ class ChildStarted(Body, frozen=True, tag="child_started"):
     """A child was started. The same commit creates the child's run."""
 
     agent: str
-    version: str
+    version: str  # as in RunCreated
     run_id: str
     input: Payload
     digest: str

@@ -981,7 +981,7 @@ class RunCore:
         assert self.state.created is not None
         body = ChildStarted(
             agent=agent.name,
-            version=agent.version,
+            version="",  # like every run that has not begun, the child takes the version of the worker that begins it
             run_id=child_id(self.run_id, number),
             input=self._pack(command.args),
             digest=codec.digest(command.args),
