@@ -51,6 +51,8 @@ class Agent(Generic[P, R]):
 
     # True: a run follows the plan in its journal, and code with another plan cannot continue the run.
     keeps_its_plan = False
+    # Versions that earlier releases of perdure gave to the very same code: runs of them go on with it, too.
+    former_versions: tuple[str, ...] = ()
 
     def __init__(
         self,

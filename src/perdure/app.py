@@ -1040,7 +1040,9 @@ def _by_version(agents: Iterable[Agent[Any, Any]]) -> dict[Served, Agent[Any, An
         if served in known and known[served] is not agent:
             raise InvalidInput(f"two agents are called {agent.name} (version {agent.version}): give one another name, @agent(name=…)")
         known[served] = agent
-    return known
+    former = {Served(one.name, version): one for one in known.values() for version in one.former_versions}
+    # The former versions come first: a run without a version takes the last version of its agent.
+    return {**{served: agent for served, agent in former.items() if served not in known}, **known}
 
 
 def named_input(agent: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:

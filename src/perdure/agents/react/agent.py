@@ -94,12 +94,17 @@ class ReAct(BuiltAgent[..., Any]):
         self.max_tokens = None if max_tokens is None else _whole(owner, "max_tokens", max_tokens, 1 << 31)
         self.output = None if output is None else _output(owner, output)
         self._toolbox = Toolbox(owner, tools, None if self.output is None else self.output.spec)
-        decides = [_FORM, model.pin(), instructions, self._toolbox.described, self.max_turns, self.max_tokens]
-        self.digest = digest = codec.digest(codec.encode(decides))[:12]  # the version, unless one is declared
+        self.digest = digest = self._digest(model.pin())  # the version, unless one is declared
+        former = self._digest(model.former_pin())
+        self.former_versions = (former,) if version is None and former != digest else ()
         options: dict[str, Any] = {"budget": budget, "queue": queue, "circles": circles}
 
         fn = self._function()
         super().__init__(fn, name=name, version=digest if version is None else version, home=sys._getframe(1).f_globals, **options)
+
+    def _digest(self, model_pin: str) -> str:
+        decides = [_FORM, model_pin, self.instructions, self._toolbox.described, self.max_turns, self.max_tokens]
+        return codec.digest(codec.encode(decides))[:12]
 
     def _function(self) -> AgentFunction[..., Any]:
         async def converse(run: Run, prompt: str, history: list[Any] | None = None) -> Any:

@@ -152,7 +152,7 @@ class Worker:
         self.clock = clock
         self.threads = Threads(settings.threads)
         self.id = clock.new_id()
-        self.agents = {Served(agent.name, agent.version): agent for agent in agents}
+        self.agents = {Served(one.name, version): one for one in agents for version in (*one.former_versions, one.version)}
         # The same agents for claims. A run without a version takes the last version here, so agents of children that
         # were found later come first: they never replace a version that this worker was told to serve.
         self.served = list(self.agents)
