@@ -14,12 +14,12 @@ from typing import Any, Concatenate, Generic, NamedTuple, NoReturn, ParamSpec, T
 from perdure.core import codec, identity
 from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload
-from perdure.core.events import Event, RunCreated
+from perdure.core.events import Event, FrameChanged, RunAdopted, RunCreated
 from perdure.core.loop_detector import Circles
 from perdure.core.machine import Facts, Machine, current
 from perdure.core.replay import Frontier, replay
-from perdure.core.state import RunState
-from perdure.errors import InvalidInput, NotAllowedInAgent
+from perdure.core.state import RunState, fold
+from perdure.errors import Diverged, InvalidInput, NotAllowedInAgent
 from perdure.interrupts import is_interrupt
 from perdure.run import Run
 from perdure.tool.describe import argument_schema, documented
@@ -189,7 +189,8 @@ class Agent(Generic[P, R]):
         """A new machine for a recorded run, with the same facts and input. The caller still has to replay the run."""
         created = state.created
         assert created is not None
-        facts = Facts(created.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
+        frames = tuple((one.after, load(one.frame)) for one in state.frames)
+        facts = Facts(created.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth, frames)
         try:
             return self.machine(facts, self._input_of(created, load), max_steps)
         except InvalidInput as misfit:
@@ -212,6 +213,41 @@ class Agent(Generic[P, R]):
             return replay(machine, events, load)
         finally:
             machine.close()
+
+    def adoption(
+        self, state: RunState, events: Sequence[Event], load: Load, max_steps: int, *, by: str, note: str | None
+    ) -> RunAdopted | FrameChanged:
+        """The event that lets this code go on with a run of another version. Nothing is recorded.
+
+        Raises Diverged if this code asks for other calls than the journal has, and Conflict if an open call of the run
+        cannot go on with this code.
+        """
+        adopted = RunAdopted(self.version, by, note)
+        try:
+            self._replayed_with(adopted, state, events, load, max_steps)
+            return adopted
+        except Diverged:
+            changed = self.frame_change(state, events, load, by=by, note=note)
+            if changed is None:
+                raise
+        frontier, after = self._replayed_with(changed, state, events, load, max_steps)
+        self.check_open_calls(frontier, after, load)
+        return changed
+
+    def _replayed_with(
+        self, body: RunAdopted | FrameChanged, state: RunState, events: Sequence[Event], load: Load, max_steps: int
+    ) -> tuple[Frontier, RunState]:
+        last = events[-1]
+        whole = [*events, Event(last.seq + 1, "0" * 32, last.ts, last.epoch, None, last.seq, body)]
+        after = fold(whole)
+        return self.replayed(after, whole, load, max_steps), after
+
+    def frame_change(self, state: RunState, events: Sequence[Event], load: Load, *, by: str, note: str | None) -> FrameChanged | None:
+        """The event after which the run goes on with the frame of this code. None: runs of this agent have no frame."""
+        return None
+
+    def check_open_calls(self, frontier: Frontier, state: RunState, load: Load) -> None:
+        """Raise Conflict if an open call of the run cannot go on with this code, after its frame was changed."""
 
     def with_model(self, name: str) -> Agent[P, R]:
         """The same agent with another model. InvalidInput: only an agent that is built with a model can be changed so."""

@@ -26,7 +26,7 @@ from perdure.core import codec, identity
 from perdure.core.approval import ApprovalStatus, Vote
 from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload, shown
-from perdure.core.events import Event, FailureKind, Limits, Reason, RunCreated, Status
+from perdure.core.events import Event, FailureKind, FrameChanged, Limits, Reason, RunAdopted, RunCreated, Status
 from perdure.core.state import RunState, fold
 from perdure.core.times import LATEST_US, micros_of, utc_within
 from perdure.engine.api import Engine, Reading, no_such_run
@@ -717,20 +717,22 @@ class Perdure:
     async def adopt(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
         """Let this app's version of the agent continue a run of another version. The journal records this.
 
-        Raises Diverged, and records nothing, if this code asks for other calls than the journal has.
+        A run of a ReAct agent keeps its conversation, and goes on with the instructions, tools, model and limits of this
+        version from its next turn on. Raises Diverged, and records nothing, if this code asks for other calls than the
+        journal has, and Conflict if an open call of the run cannot go on with this code.
         """
         row = await self.handle(run_id, tenant=tenant).row()
-        agent = self._agent(row.agent)
-        # The check runs in a thread, because it reads a whole journal and replays it.
-        await self._asking.ask(lambda: self._check_replay(run_id, agent))
-        await self._control.adopt(run_id, agent.version, by=by, note=note, tenant=tenant)
+        agent, who, why = self._agent(row.agent), known_name(by), words(note, "note")
 
-    def _check_replay(self, run_id: str, agent: Agent[Any, Any]) -> None:
-        """Raise Diverged if this code cannot replay the journal of the run."""
-        events = self.reading.read(run_id)
-        state = fold(events)
-        state.version = agent.version  # the agent sees the version that the run will have after it is adopted
-        agent.replayed(state, events, self.load, self.settings.max_steps)
+        def look() -> tuple[RunAdopted | FrameChanged, int]:
+            events = self.reading.read(run_id)
+            state = fold(events)
+            return agent.adoption(state, events, self.load, self.settings.max_steps, by=who, note=why), state.seq
+
+        # The check runs in a thread, because it reads a whole journal and replays it.
+        body, seen = await self._asking.ask(look)
+        # If the run has moved on since, it may have another turn, or another open call.
+        await self.engine.post(run_id, body, seen=seen, tenant=tenant)
 
     async def resolve(
         self,

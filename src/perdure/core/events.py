@@ -392,6 +392,9 @@ class FrameChanged(Body, frozen=True, tag="frame_changed"):
     version: str
     by: str
     frame: Payload
+    # The frame applies to what the agent asked for because of this event, or because of an earlier one: it is the last
+    # event after which the journal has a statement of the agent.
+    after: int
     note: str | None = None
 
 

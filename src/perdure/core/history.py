@@ -39,6 +39,7 @@ from perdure.core.events import (
     ChildStarted,
     DecisionMade,
     Event,
+    FrameChanged,
     ModelCallCompleted,
     ModelCallFailed,
     OutcomeReused,
@@ -207,7 +208,7 @@ def _seq(event: Event) -> int:
 def _end_of_commit(events: Sequence[Event], place: int) -> int:
     """The seq of the last event that was written together with the `run_reopened` at this place."""
     reopened = events[place].seq
-    beside = (OutcomeReused, RunAdopted, ChildFinished)
+    beside = (OutcomeReused, RunAdopted, FrameChanged, ChildFinished)
     while place + 1 < len(events) and isinstance(events[place + 1].body, beside) and events[place + 1].cause == reopened:
         place += 1
     return events[place].seq

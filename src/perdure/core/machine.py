@@ -54,6 +54,7 @@ class Facts(Struct, frozen=True, gc=False):
     version: str
     parent: str | None = None
     depth: int = 0
+    frames: tuple[tuple[int, bytes], ...] = ()  # `RunState.frames`, with their payloads as JSON
 
 
 class Callee(Protocol):

@@ -265,6 +265,13 @@ class ChildState(Struct, gc=False):
 _NO_KEYS = CallKeys("", "")
 
 
+class OldFrame(Struct, frozen=True, gc=False):
+    """The frame of the turns that began because of event `after`, or of an earlier event."""
+
+    after: int
+    frame: Payload
+
+
 class RunState(Struct, gc=False, eq=False):
     """A run as of its last folded event."""
 
@@ -282,6 +289,7 @@ class RunState(Struct, gc=False, eq=False):
     worker_name: str | None = None  # "host:pid" of the worker that last claimed the run; kept after a release
     version: str = ""  # the version of the agent that drives the run now; empty: no worker has claimed the run yet
     began_with: str = ""  # the version of the agent that began the run
+    frames: list[OldFrame] = []  # the frames of earlier turns, if the frame was changed (`FrameChanged`)
     numbers: int = 0  # the last number in use: calls, approvals and children share one sequence of numbers
     calls: dict[int, CallState] = {}
     open: dict[int, CallState] = {}
@@ -395,6 +403,8 @@ class RunState(Struct, gc=False, eq=False):
                 self.version = body.version
             case FrameChanged():
                 self.version = body.version
+                # After a rewind, the frame of turns that are superseded applies to fewer turns than before.
+                self.frames = [*(one for one in self.frames if one.after < body.after), OldFrame(body.after, body.frame)]
             case PinChanged():
                 self.pins[body.what] = body.after
                 self.pin_changes.append(body)

@@ -97,10 +97,14 @@ class Model(ABC):
         Inside an agent this is a durable call with a number. Outside of an agent the answer is not recorded.
         """
         said: tuple[Message, ...] = (User(messages),) if isinstance(messages, str) else tuple(messages)
-        check(said)
-        request = Request(
-            self.name, said, system, tuple(tools), choice, max_tokens or self.max_tokens, self.temperature, options=self.options
+        return self.ask_for(
+            Request(self.name, said, system, tuple(tools), choice, max_tokens or self.max_tokens, self.temperature, options=self.options)
         )
+
+    def ask_for(self, request: Request) -> Coroutine[Any, Any, Answer]:
+        """Like `ask`, for a whole request."""
+        said = request.messages
+        check(said)
         machine = current()
         if machine is None:
             return self.answer(request, Call.outside())

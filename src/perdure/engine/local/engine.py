@@ -19,6 +19,7 @@ from perdure.core.codec import Payload
 from perdure.core.events import (
     AnyBody,
     Event,
+    FrameChanged,
     RunAdopted,
     RunCancelled,
     RunPaused,
@@ -246,7 +247,7 @@ class LocalEngine:
         Only the facts that the body needs are read, because this runs inside a transaction.
         """
         held = row.holder is not None
-        driven = held and isinstance(body, RunAdopted) and row.holder in self._alive()
+        driven = held and isinstance(body, RunAdopted | FrameChanged) and row.holder in self._alive()
         pausing = held and isinstance(body, RunUnpaused) and self._is_pausing(row)
         return Reached(row.run_id, row.status, row.version, driven=driven, pausing=pausing)
 
