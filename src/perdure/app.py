@@ -714,13 +714,16 @@ class Perdure:
         warnings.warn("app.requeue is deprecated since 0.2: use app.unpause", DeprecationWarning, stacklevel=2)
         await self.unpause(run_id, by=by, note=note, tenant=tenant)
 
-    async def adopt(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
+    async def adopt(
+        self, run_id: str, *, by: str = "app", note: str | None = None, dry_run: bool = False, tenant: str | None = None
+    ) -> None:
         """Let this app's version of the agent continue a run of another version. The journal records this.
 
         A run of a ReAct agent keeps its conversation, and goes on with the instructions, tools, model and limits of this
         version from its next turn on. Raises Diverged, and records nothing, if this code asks for other calls than the
-        journal has, and Conflict if an open call of the run cannot go on with this code.
+        journal has, and Conflict if an open call of the run cannot go on with this code. `dry_run=True` only checks that.
         """
+        _check_flag(dry_run, "adopt(dry_run=)")
         row = await self.handle(run_id, tenant=tenant).row()
         agent, who, why = self._agent(row.agent), known_name(by), words(note, "note")
 
@@ -731,6 +734,8 @@ class Perdure:
 
         # The check runs in a thread, because it reads a whole journal and replays it.
         body, seen = await self._asking.ask(look)
+        if dry_run:
+            return
         # If the run has moved on since, it may have another turn, or another open call.
         await self.engine.post(run_id, body, seen=seen, tenant=tenant)
 

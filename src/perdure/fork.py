@@ -194,7 +194,9 @@ class Forks:
         state = fold(events)
         changed = {number: _edited(state, number, value, run_id) for number, value in (edits or {}).items()}
         point = _point(run_id, events, at, list(changed))
-        facts = Facts(row.run_id, row.tenant, row.actor, row.agent, agent.version, row.parent, state.created.depth if state.created else 0)
+        frames = tuple((one.after, self._load(one.frame)) for one in state.frames)
+        depth = state.created.depth if state.created else 0
+        facts = Facts(row.run_id, row.tenant, row.actor, row.agent, agent.version, row.parent, depth, frames)
         machine = agent.machine(facts, self._input(agent, state, input), self._settings.max_steps)
         try:
             rehearsal = Rehearsal(machine, events, point, self._load, changed)

@@ -72,7 +72,7 @@ def test_a_run_waits_for_the_code_that_it_was_begun_with(tmp_path: Path) -> None
                 row = await app.handle("r").row()
                 assert (row.status, row.holder) == ("queued", None)  # ready, and nobody here takes it
             before, after = flow(old, None).version, flow(new, None).version
-            said = rf"run r was begun with version {before} of agent flow, and here is {after}\nuse the old code, .* perdure resume r FILE\.py:flow --adopt"
+            said = rf"run r was begun with version {before} of agent flow, and here is {after}\nuse the old code, .* perdure adopt r FILE\.py:flow"
             with pytest.raises(WrongVersion, match=said):
                 await app.engine.drive("r")
             assert [event.type for event in await app.handle("r").events()].count("run_claimed") == 1

@@ -289,12 +289,12 @@ def test_a_version_that_no_worker_serves_is_named_with_both_ways_out(store: Stor
     assert page.unserved in page.sentence
     assert commands(page)[0].startswith("perdure worker ")
     # The file that was recorded is where the old version was: what goes on with it lies where only a person knows.
-    assert commands(page)[1:3] == ["perdure resume later NEW_FILE.py:sleeper --adopt", "perdure replay later NEW_FILE.py:sleeper"]
+    assert commands(page)[1:3] == ["perdure adopt later NEW_FILE.py:sleeper", "perdure replay later NEW_FILE.py:sleeper"]
     store.register("w", "host:1", 1, Clock().now(), [Served("sleeper", "1")], ["slow"])
     page = page_of(store, "later", later_us=0)
     assert page.unserved == "no worker takes from queue default: 1 worker is alive, for slow"
     # Nothing is wrong with its version: somebody has to take from its queue, that is all.
-    assert not [command for command in commands(page) if "--adopt" in command or "replay" in command]
+    assert not [command for command in commands(page) if "adopt" in command or "replay" in command]
     assert [command.split()[1] for command in commands(page)] == ["worker", "resume", "cancel"]
     store.register("w", "host:1", 1, Clock().now(), [Served("sleeper", "1")])
     assert page_of(store, "later").unserved is None

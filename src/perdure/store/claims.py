@@ -440,7 +440,7 @@ def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
     if row.version not in (NO_VERSION, *versions):
         raise WrongVersion(
             f"run {row.run_id} was begun with version {row.version} of agent {row.agent!r}, and this worker serves {' and '.join(versions)}",
-            hint=f"start a worker with the old code, or let the new code go on with it: {shell.command('resume', row.run_id, f'FILE.py:{row.agent}')} --adopt",
+            hint=f"start a worker with the old code, or let the new code go on with it: {shell.command('adopt', row.run_id, f'FILE.py:{row.agent}')}",
         )
 
 

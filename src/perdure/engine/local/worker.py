@@ -545,7 +545,7 @@ class Worker:
         if row.version not in (NO_VERSION, *versions) and row.status not in FINISHED:
             code = f"FILE.py:{row.agent}"
             message = f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and here is {' and '.join(versions)}"
-            way_out = f"use the old code, or let this code go on with it: {shell.command('resume', row.run_id, code)} --adopt"
+            way_out = f"use the old code, or let this code go on with it: {shell.command('adopt', row.run_id, code)}"
             if any(agent.keeps_its_plan for served, agent in self.agents.items() if served.agent == row.agent):
                 plan, tools, file = (row.target or code).partition(" --tools ")
                 message += "; a run keeps its plan"

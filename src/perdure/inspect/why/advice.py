@@ -125,7 +125,7 @@ class Orders:
             AdviceStep(self._perdure("worker", self.target), f"serve it, with the code of {self.agent} as it was in version {version}"),
             # Do not suggest the recorded target: it names the file of the old code. The new code may be elsewhere.
             AdviceStep(
-                self._perdure("resume", self.run, more=f"{new} --adopt"),
+                self._perdure("adopt", self.run, more=new),
                 f"or, if the plan is the same and only its tools have changed, {adopt}" if is_file else f"or {adopt}",
             ),
             AdviceStep(
