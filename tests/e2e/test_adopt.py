@@ -68,7 +68,7 @@ def test_a_parked_conversation_goes_on_with_the_new_prompt(desk: Desk) -> None:
     said = desk("adopt", "r", "newer.py:support", "--version", "2", "--note", "kinder", "--by", "ann")
     assert said.startswith("run r goes on with version 2; nothing of it has run yet")
     (changed,) = [event for event in desk.lines("events", "r") if event["type"] == "frame_changed"]
-    body = changed["body"]
+    body = changed["data"]
     assert (body["version"], body["by"], body["note"]) == ("2", "ann", "kinder")
     assert "version 2 goes on with it from its next turn on: ann says so" in desk("why", "r")
     desk.approve("r")
