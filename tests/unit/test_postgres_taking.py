@@ -349,3 +349,6 @@ def test_runs_without_a_version_are_claimed_at_once_beside_others_of_their_agent
         for stored in store.stored(one.lease.run_id):
             head = link(head, stored.seq, stored.event_id.hex(), stored.ts, stored.epoch, stored.call, stored.cause, stored.data)
         assert one.row.head == head, "the hash covers the version"
+        store.append([Held(one.lease, one.row.seq, one.row.head).append(RELEASED, row=RowChange("queued", release=True, ready_at=T0))])
+    assert store.claim("w", serving("a"), 9, T0) == [], "the claim has moved it to the line of its version"
+    assert len(store.claim("w", [Served("a", "2")], 9, T0)) == 3

@@ -10,7 +10,8 @@ from tests.unit.drive_tools import run, status_of
 from tests.unit.react_tools import ByTurn, add, app_of, lookup, texts, wants
 
 from perdure import Approval, Call, Conflict, Diverged, Perdure, ReAct, Run, agent, tool
-from perdure.core.events import FrameChanged, PinChanged, RunAdopted
+from perdure.core import codec
+from perdure.core.events import FrameChanged, PinChanged, RunAdopted, SignalReceived
 from perdure.core.state import fold
 from perdure.inspect.replay import Same, compare
 from perdure.inspect.verify import verify_run
@@ -125,8 +126,6 @@ def test_the_recorded_turns_are_compared_with_the_recorded_frame(tmp_path: Path)
 
 
 def _other_system(body: FrameChanged) -> Any:
-    from perdure.core import codec
-
     whole = codec.decode(body.frame.inline or b"")
     whole["request"]["system"] = "Be rude."
     return codec.pack(codec.encode(whole))[0]
@@ -331,5 +330,31 @@ def test_an_agent_that_is_a_tool_may_be_gone_when_its_child_has_ended_and_not_be
             await app.adopt("r")
             await app.signal("r/2", "go")
             assert await app.handle("r").result() == "done"
+
+    run(main())
+
+
+def test_a_run_that_has_moved_on_since_the_check_is_not_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, plain = new("done"), ReAct.adoption
+
+    async def main() -> None:
+        await parked(tmp_path / "db", old(FIRST, SECOND))
+        async with app_of(tmp_path / "db", code) as app:
+
+            def meanwhile(self: ReAct, *args: Any, **more: Any) -> Any:
+                checked = plain(self, *args, **more)
+                body = SignalReceived("message", codec.pack(b'"wait"')[0], "ben")
+                app.store.post("r", None, body, event_id="a" * 32, now=app.clock.now())
+                return checked
+
+            monkeypatch.setattr(ReAct, "adoption", meanwhile)
+            with pytest.raises(Conflict, match="has moved on meanwhile"):
+                await app.adopt("r")
+            assert bodies(app, FrameChanged) == []
+            monkeypatch.undo()
+            await app.adopt("r", dry_run=True)
+            assert bodies(app, FrameChanged) == []
+            await app.adopt("r")
+            assert len(bodies(app, FrameChanged)) == 1
 
     run(main())
