@@ -144,7 +144,7 @@ def _query(where: str, now: int) -> Query:
 def _check(row: RunRow) -> None:
     row.check_live()
     if row.status in FINISHED:
-        way_out = "" if row.status == "succeeded" else f": perdure retry {row.run_id} goes on with it, also with other code"
+        way_out = "" if row.status == "succeeded" else f": {shell.command('retry', row.run_id)} goes on with it, also with other code"
         raise Conflict(f"run {row.run_id} has ended ({row.status}) and is not adopted{way_out}")
 
 

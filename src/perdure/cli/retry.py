@@ -124,7 +124,9 @@ def split(store: Reading, words: tuple[str, ...], where: str | None, verb: str) 
     if where is not None and run_ids:
         raise InvalidInput(f"give the runs or --where, and not both: {run_ids[0]!r:.60} and --where")
     if where is None and not run_ids:
-        raise InvalidInput(f"name the runs to {verb}, or select them: perdure {verb} --where '{'status:failed ' if verb == 'retry' else ''}agent:NAME'")
+        raise InvalidInput(
+            f"name the runs to {verb}, or select them: perdure {verb} --where '{'status:failed ' if verb == 'retry' else ''}agent:NAME'"
+        )
     return run_ids, target
 
 
