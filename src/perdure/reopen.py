@@ -30,10 +30,12 @@ from perdure.core.replay import Frontier, asked_words
 from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
 from perdure.engine.api import Reading, no_such_run
 from perdure.engine.local import sandbox
-from perdure.errors import AlreadyRunning, Conflict, InvalidInput
+from perdure.errors import AlreadyRunning, Conflict, Diverged, InvalidInput
 from perdure.inspect.branches import asked_in_all_branches
 from perdure.inspect.resuming import open_call_words
 from perdure.store.api import NewFork, Reopen, RunRow, undone
+
+_Body = tuple[AnyBody, int | None]  # an event to be written, and the number of its call
 
 
 class ReopenedCall(Struct, frozen=True):
@@ -246,15 +248,11 @@ class Planner:
         back_to = retry_point(events, state) if to is None else to
         found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=self._ended_meanwhile(state), state=state)
         kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes
-        bodies = list(found.bodies)
-        version = agent.version if agent.version != row.version else None
-        if version is not None:
-            bodies.insert(1, (RunAdopted(version, by, reason), None))
+        bodies, frontier = self._fitting(agent, row, events, found.bodies, by, reason)
         more = _would_be(events, bodies, self._now, row.epoch)
         for event in more:
             state.apply(event)
-        state.version = agent.version
-        frontier = agent.replayed(state, [*events, *more], self._load, self._max_steps)
+        version = agent.version if agent.version != row.version else None
         hooks = self._hooks(agent, state, [*events, *more]) if found.superseded else {}
         runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
@@ -273,6 +271,39 @@ class Planner:
                 for child in found.children
             ],
         )
+
+    def _fitting(
+        self, agent: Agent[Any, Any], row: RunRow, events: Sequence[Event], bodies: Sequence[_Body], by: str, reason: str | None
+    ) -> tuple[list[_Body], Frontier]:
+        """What is written so that this code can go on with the reopened run, and where the agent stands then.
+
+        If the code has another version, that is recorded. If a frame applies to turns that are superseded now, or if
+        only another frame lets the code replay the turns that stay, the change of the frame is recorded, too.
+        """
+        reopened, *others = bodies
+        whole = [*events, *_would_be(events, [reopened], self._now, row.epoch)]
+        state = fold(whole)
+        changed = agent.frame_change(state, whole, self._load, by=by, note=reason)
+        shorter = changed is not None and bool(state.frames) and changed.after < state.frames[-1].after
+        adopted = [] if agent.version == row.version else [(RunAdopted(agent.version, by, reason), None)]
+        if not shorter:
+            try:
+                return self._replayed(agent, row, events, [reopened, *adopted, *others])[:2]
+            except Diverged:
+                if changed is None or not adopted:
+                    raise
+        assert changed is not None
+        written, frontier, state = self._replayed(agent, row, events, [reopened, (changed, None), *others])
+        agent.check_open_calls(frontier, state, self._load)
+        return written, frontier
+
+    def _replayed(
+        self, agent: Agent[Any, Any], row: RunRow, events: Sequence[Event], bodies: list[_Body]
+    ) -> tuple[list[_Body], Frontier, RunState]:
+        whole = [*events, *_would_be(events, bodies, self._now, row.epoch)]
+        state = fold(whole)
+        state.version = agent.version
+        return bodies, agent.replayed(state, whole, self._load, self._max_steps), state
 
     def _hooks(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, bool]:
         """Number of a call → does its tool have a compensate hook in this code?"""
@@ -336,7 +367,7 @@ def _twice(row: RunRow, fork: Forked) -> Iterator[str]:
         yield f"run {row.run_id} has {row.status}: if it is retried, a call that both make from here on happens in both"
 
 
-def _would_be(events: Sequence[Event], bodies: Sequence[tuple[AnyBody, int | None]], now: int, epoch: int) -> list[Event]:
+def _would_be(events: Sequence[Event], bodies: Sequence[_Body], now: int, epoch: int) -> list[Event]:
     """The events as they would be written."""
     last = events[-1].seq
     return [

@@ -17,7 +17,7 @@ from perdure.core.codec import decode
 from perdure.core.suspects import Group
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput
-from perdure.inspect.text import clip, clock, moment, plural, progress_words, span
+from perdure.inspect.text import clip, clock, moment, plural, progress_words, span, versioned
 from perdure.inspect.view import failure_record
 from perdure.inspect.workers import Crew, Lag, WorkerView, crew, deaths_words, name_of, suspect_words, waits_as_suspect
 from perdure.settings import Settings
@@ -151,7 +151,7 @@ def _cells(
     return (
         row.run_id,
         row.status,
-        f"{row.agent}@{row.version}",
+        versioned(row.agent, row.version),
         "; ".join(words for words in (_about(row, workers, groups, now, stuck), *said) if words),
         f"{row.seq:,}",
         span(now - row.created_at),

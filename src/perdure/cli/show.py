@@ -34,6 +34,7 @@ from perdure.inspect.text import (
     sentence,
     shown,
     span,
+    versioned,
 )
 from perdure.inspect.timeline import PlanStep, steps_of
 from perdure.inspect.view import RunView, loader, progress_now, read_run, run_record, statements
@@ -156,7 +157,7 @@ def _head(reading: RunView, url: str | None) -> list[str]:
     as_of = f" as of event {state.seq} of {row.seq}" if reading.past else ""
     lines = [
         f"run      {row.run_id}{as_of}",
-        f"agent    {row.agent}@{state.version}, tenant {row.tenant}{place_words(row.queue, row.priority)}"
+        f"agent    {versioned(row.agent, state.version)}{'' if state.version else ' in the version of the worker that begins it'}, tenant {row.tenant}{place_words(row.queue, row.priority)}"
         + (f", for {row.actor}" if row.actor else ""),
         f"status   {reading.status}" + _about(reading, url),
         f"input    {shown(state.created.input, 200) if state.created else ''}",
@@ -208,7 +209,7 @@ def _answer(ask: AskState, load: Callable[[Payload], bytes]) -> str:
 
 
 def _child(child: ChildState) -> tuple[str, ...]:
-    asked = called(f"{child.agent}@{child.version}", child.input, 50)
+    asked = called(versioned(child.agent, child.version), child.input, 50)
     return (str(child.number), child.run_id, asked, outcome(child) if child.ended else "")
 
 

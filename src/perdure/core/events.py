@@ -86,7 +86,7 @@ class Body(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type"):
 class RunCreated(Body, frozen=True, tag="run_created"):
     run_id: str
     agent: str
-    version: str
+    version: str  # empty: the version of the first worker that claims the run
     tenant: str
     input: Payload
     actor: str | None = None
@@ -106,6 +106,9 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     inherited: int = 0
     # Only of a fork that is a rehearsal, in which nothing touches the world: the run that is rehearsed. Its agent sees that id.
     rehearses: str | None = None
+    # The run was started by the agent's name, without its code. The worker that begins the run checks the input, and
+    # records the budget that the agent declares.
+    by_name: bool = False
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):
@@ -116,6 +119,8 @@ class RunClaimed(Body, frozen=True, tag="run_claimed"):
     # How many other runs may have killed the previous worker. If this run is a suspect, this number counts only the
     # other suspects of that worker. If not, it counts all other runs that the worker held.
     lost_with: int = 0
+    # The version of the worker's code, which the run takes with this claim: only if the run had no version before.
+    version: str = ""
 
 
 class RunReleased(Body, frozen=True, tag="run_released"):
@@ -308,7 +313,7 @@ class ChildStarted(Body, frozen=True, tag="child_started"):
     """A child was started. The same commit creates the child's run."""
 
     agent: str
-    version: str
+    version: str  # as in RunCreated
     run_id: str
     input: Payload
     digest: str
@@ -386,6 +391,22 @@ class RunAdopted(Body, frozen=True, tag="run_adopted"):
     note: str | None = None
 
 
+class FrameChanged(Body, frozen=True, tag="frame_changed"):
+    """A person let another version of a ReAct agent continue the run: its next turn has the frame of that version.
+
+    The frame of a turn is what the request to the model has beside its messages: instructions, tools, model, limits.
+    The turns before this event are replayed with the frame that is recorded here.
+    """
+
+    version: str
+    by: str
+    frame: Payload
+    # The frame applies to what the agent asked for because of this event, or because of an earlier one: it is the last
+    # event after which the journal has a statement of the agent.
+    after: int
+    note: str | None = None
+
+
 class PinChanged(Body, frozen=True, tag="pin_changed"):
     """A tool has changed since the run first called it."""
 
@@ -400,6 +421,12 @@ class BudgetExceeded(Body, frozen=True, tag="budget_exceeded"):
     limit: int
     used: int  # spent plus reserved
     wanted: int
+
+
+class BudgetDeclared(Body, frozen=True, tag="budget_declared"):
+    """The budget that the agent's code declares, for a run that was started by name. It applies from this event on."""
+
+    limits: Limits
 
 
 class BudgetRaised(Body, frozen=True, tag="budget_raised"):
@@ -554,8 +581,10 @@ AnyBody = (
     | RunPaused
     | RunUnpaused
     | RunAdopted
+    | FrameChanged
     | PinChanged
     | BudgetExceeded
+    | BudgetDeclared
     | BudgetRaised
     | ThoughtRecorded
     | DecisionMade

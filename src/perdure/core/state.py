@@ -32,6 +32,7 @@ from perdure.core.events import (
     ApprovalVoted,
     ApprovalWithdrawn,
     AttentionNeeded,
+    BudgetDeclared,
     BudgetExceeded,
     BudgetRaised,
     CallAnswered,
@@ -43,6 +44,7 @@ from perdure.core.events import (
     Effect,
     Event,
     Failure,
+    FrameChanged,
     Limits,
     OutcomeReused,
     PatchMarked,
@@ -277,6 +279,13 @@ class ChildState(Struct, gc=False):
 _NO_KEYS = CallKeys("", "")
 
 
+class OldFrame(Struct, frozen=True, gc=False):
+    """The frame of the turns that began because of event `after`, or of an earlier event."""
+
+    after: int
+    frame: Payload
+
+
 class RunState(Struct, gc=False, eq=False):
     """A run as of its last folded event."""
 
@@ -295,7 +304,9 @@ class RunState(Struct, gc=False, eq=False):
     started_seq: int | None = None
     worker: str | None = None
     worker_name: str | None = None  # "host:pid" of the worker that last claimed the run; kept after a release
-    version: str = ""  # the version of the agent that drives the run now
+    version: str = ""  # the version of the agent that drives the run now; empty: no worker has claimed the run yet
+    began_with: str = ""  # the version of the agent that began the run
+    frames: list[OldFrame] = []  # the frames of earlier turns, if the frame was changed (`FrameChanged`)
     numbers: int = 0  # the last number in use: calls, approvals and children share one sequence of numbers
     calls: dict[int, CallState] = {}
     open: dict[int, CallState] = {}
@@ -371,6 +382,7 @@ class RunState(Struct, gc=False, eq=False):
                 self.keys = CallKeys.of(body)
                 self.inherited = body.inherited
                 self.version, self.budget = body.version, body.budget
+                self.began_with = body.version
             case RunClaimed():
                 self._claimed(event, body)
             case RunSucceeded():
@@ -412,6 +424,10 @@ class RunState(Struct, gc=False, eq=False):
                 self._land(body)
             case RunAdopted():
                 self.version = body.version
+            case FrameChanged():
+                self.version = body.version
+                # After a rewind, the frame of turns that are superseded applies to fewer turns than before.
+                self.frames = [*(one for one in self.frames if one.after < body.after), OldFrame(body.after, body.frame)]
             case PinChanged():
                 self.pins[body.what] = body.after
                 self.pin_changes.append(body)
@@ -419,6 +435,8 @@ class RunState(Struct, gc=False, eq=False):
                 self.patches.add(body.name)
             case BudgetExceeded():
                 self.over = body
+            case BudgetDeclared():
+                self.budget = body.limits
             case BudgetRaised():
                 self.budget = None if self.budget is None else raised(self.budget, body.added)
             case RunReopened():
@@ -434,6 +452,8 @@ class RunState(Struct, gc=False, eq=False):
         if self.started_seq is None:
             self.started_seq = event.seq
         self.worker, self.worker_name = body.worker, body.name or body.worker
+        if body.version:
+            self.version = self.began_with = body.version
         self.status = "cancelling" if self.cancel else "running"
         self.waiting_for = self.wake_at = None
         self.attention = self.over = None  # the worker that claims the run finds out whether these reasons still apply

@@ -27,6 +27,7 @@ from perdure.core.events import (
     ApprovalVoted,
     ApprovalWithdrawn,
     AttentionNeeded,
+    BudgetDeclared,
     BudgetExceeded,
     BudgetRaised,
     CallAnswered,
@@ -36,6 +37,7 @@ from perdure.core.events import (
     ChildStarted,
     DecisionMade,
     Event,
+    FrameChanged,
     OutcomeReused,
     PatchMarked,
     PinChanged,
@@ -81,6 +83,8 @@ def person(event: Event) -> str | None:
         case ToolCallResolved(by=by) | CancelRequested(by=by) | RunRequeued(by=by) | RunPaused(by=by) | RunUnpaused(by=by):
             return by
         case ApprovalVoted(by=by) | ApprovalDecided(by=by) | SignalReceived(by=by) | RunAdopted(by=by) | BudgetRaised(by=by):
+            return by
+        case FrameChanged(by=by):
             return by
         case RunReopened(by=by) | RunForked(by=by) | RunCancelled(forced_by=by):
             return by
@@ -194,8 +198,10 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"back_to": body.back_to, "reason": body.reason, "fresh": body.fresh, **calls}
         case OutcomeReused():
             return {"of_seq": body.of}
-        case RunAdopted():
+        case RunAdopted() | FrameChanged():
             return {"version_adopted": body.version, "note": body.note}
+        case BudgetDeclared():
+            return {"limits": msgspec.to_builtins(body.limits)}
         case RunCancelled():
             charged = {"unsettled": msgspec.to_builtins(body.unsettled)} if body.unsettled else {}
             return {"reason": body.reason, "forced": body.forced_by is not None, **charged}
@@ -300,8 +306,10 @@ class Trail:
         match event.body:
             case RunCreated():
                 self._created, self._version = event.body, event.body.version
-            case RunAdopted(version=version):
+            case RunAdopted(version=version) | FrameChanged(version=version):
                 self._version = version
+            case RunClaimed(version=version):
+                self._version = version or self._version
             case RunReopened():
                 self.reopened = True
 

@@ -22,6 +22,7 @@ from perdure.core.events import (
     ApprovalVoted,
     ApprovalWithdrawn,
     AttentionNeeded,
+    BudgetDeclared,
     BudgetExceeded,
     BudgetRaised,
     CallAnswered,
@@ -32,6 +33,7 @@ from perdure.core.events import (
     DecisionMade,
     Event,
     Failure,
+    FrameChanged,
     Limits,
     ModelCallCompleted,
     ModelCallFailed,
@@ -468,7 +470,7 @@ def _about_call(event: Event, call: str, load: Load | None) -> str:
         case ApprovalVoted() | ApprovalDecided() | ApprovalEscalated() | ApprovalExpired() | ApprovalWithdrawn():
             return f"{call}: approval {body.approval} {_settling(body)}"
         case ChildStarted():
-            return f"call {event.call}: run {body.run_id} of {called(f'{body.agent}@{body.version}', body.input)} begins as its child"
+            return f"call {event.call}: run {body.run_id} of {called(versioned(body.agent, body.version), body.input)} begins as its child"
         case ChildFinished(status="succeeded"):
             return f"{call}: its child {body.run_id} succeeded with {shown(body.output)}"
         case ChildFinished():
@@ -547,7 +549,9 @@ def _about_run(event: Event, load: Load | None) -> str:
             others = f"; {plural(body.lost_with, 'other run')} of that worker may be to blame" if body.lost_with else ""
             return f"worker {body.name or body.worker} took the run over from the worker before, {why}{others}"
         case RunClaimed():
-            return f"worker {body.name or body.worker} took the run"
+            return f"worker {body.name or body.worker} took the run" + (
+                f", which has its version from now on: {body.version}" if body.version else ""
+            )
         case RunReleased():
             until = f" until {iso(body.wake_at)}" if body.wake_at is not None else ""
             return f"the worker released the run as {body.status}: {body.waiting_for}{until}"
@@ -582,7 +586,18 @@ def _about_run(event: Event, load: Load | None) -> str:
             return f"the run was cancelled{_note(body.reason)}"
         case RunCancelled():
             return f"{body.forced_by} ended the run without its agent, and what was open stays so{_unsettled(body)}{_note(body.reason)}"
-        case CancelRequested() | RunPaused() | RunUnpaused() | RunRequeued() | RunAdopted() | BudgetRaised() | SignalReceived():
+        case BudgetDeclared():
+            return f"the agent's code declares a budget of {limits_words(body.limits)}, which applies from now on"
+        case (
+            CancelRequested()
+            | RunPaused()
+            | RunUnpaused()
+            | RunRequeued()
+            | RunAdopted()
+            | FrameChanged()
+            | BudgetRaised()
+            | SignalReceived()
+        ):
             return _said(body)
         case RunReopened():
             fresh = ", and `read` calls and requests to models are made again" if body.fresh else ""
@@ -634,10 +649,10 @@ def _creation(body: RunCreated) -> str:
     later = f", not before {iso(body.not_before)}" if body.not_before is not None else ""
     limits = f", with a budget of {limits_words(body.budget)}" if body.budget is not None else ""
     where = f"(tenant {body.tenant}{queue}{later}{limits})"
-    return f"run of {body.agent}@{body.version} created{by}{child} {where} with input {shown(body.input)}"
+    return f"run of {versioned(body.agent, body.version)} created{by}{child} {where} with input {shown(body.input)}"
 
 
-def _said(body: CancelRequested | RunPaused | RunUnpaused | RunRequeued | RunAdopted | BudgetRaised | SignalReceived) -> str:
+def _said(body: CancelRequested | RunPaused | RunUnpaused | RunRequeued | RunAdopted | FrameChanged | BudgetRaised | SignalReceived) -> str:
     """A sentence about a message that was posted to the run from outside."""
     match body:
         case CancelRequested():
@@ -652,11 +667,18 @@ def _said(body: CancelRequested | RunPaused | RunUnpaused | RunRequeued | RunAdo
             return f"{body.by} sent the run back to work{_note(body.note)}"
         case RunAdopted():
             return f"{body.by} lets version {body.version} of the agent go on with the run{_note(body.note)}"
+        case FrameChanged():
+            return f"{body.by} lets version {body.version} of the agent go on with the run, from its next turn on{_note(body.note)}"
         case BudgetRaised():
             return f"{body.by} added {limits_words(body.added)} to the run's budget{_note(body.note)}"
         case SignalReceived():
             key = f" (key {body.key})" if body.key else ""
             return f"{body.by} sent a signal on {body.topic!r}{key}: {shown(body.payload)}"
+
+
+def versioned(agent: str, version: str) -> str:
+    """The agent with its version; the agent alone while no worker has begun the run, which has no version then."""
+    return f"{agent}@{version}" if version else agent
 
 
 def over_budget(body: BudgetExceeded) -> str:

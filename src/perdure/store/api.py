@@ -71,7 +71,7 @@ class RunRow(Struct, frozen=True, gc=False):
 
     run_id: str
     agent: str
-    version: str
+    version: str  # or NO_VERSION
     tenant: str
     actor: str | None
     queue: str
@@ -174,11 +174,21 @@ class Current(Struct, frozen=True, gc=False):
     running: tuple[OpenAttempt, ...] = ()  # the attempts under way, by the number of their call
 
 
+NO_VERSION = ""  # the version of a run that takes the version of the first worker that claims it
+
+
 class Served(Struct, frozen=True, gc=False):
     """An agent and one version of its code. The worker that serves it has this code."""
 
     agent: str
     version: str
+
+
+def serves(agents: Collection[Served], row: RunRow) -> bool:
+    """Does a worker with these agents serve the run? Any version of its agent serves a run without a version."""
+    if row.version == NO_VERSION:
+        return any(one.agent == row.agent for one in agents)
+    return Served(row.agent, row.version) in agents
 
 
 class Lease(Struct, frozen=True, gc=False):
@@ -869,7 +879,8 @@ class LeaseStore(Protocol):
     ) -> list[Claimed]:
         """Claim up to `limit` ready runs of the served agents in one commit.
 
-        Each claimed run gets epoch + 1 and a `run_claimed` event.
+        Each claimed run gets epoch + 1 and a `run_claimed` event. A run without a version takes the version in
+        `served`; if that has several versions of the agent, the last of them.
 
         Only runs in `queues` are claimed (None: all queues). `limits` say how many runs of one queue, and of one
         tenant in that queue, all workers together may hold at a time. Tenants take turns: among the tenants with a

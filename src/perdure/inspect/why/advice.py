@@ -125,7 +125,7 @@ class Orders:
             AdviceStep(self._perdure("worker", self.target), f"serve it, with the code of {self.agent} as it was in version {version}"),
             # Do not suggest the recorded target: it names the file of the old code. The new code may be elsewhere.
             AdviceStep(
-                self._perdure("resume", self.run, more=f"{new} --adopt"),
+                self._perdure("adopt", self.run, more=new),
                 f"or, if the plan is the same and only its tools have changed, {adopt}" if is_file else f"or {adopt}",
             ),
             AdviceStep(
@@ -158,7 +158,7 @@ class Orders:
             return [last, again]
         match reason:
             case "diverged":
-                began = state.created.version if state.created else "?"
+                began = state.began_with or "?"
                 which = f"that it began with (version {began})"
                 if state.version != began:
                     which = f"of version {state.version}, which goes on with it since (it began with version {began})"

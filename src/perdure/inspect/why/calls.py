@@ -49,6 +49,7 @@ from perdure.inspect.text import (
     shown,
     span,
     used,
+    versioned,
 )
 from perdure.inspect.timeline import steps_in, steps_of
 from perdure.inspect.view import RunView
@@ -335,7 +336,7 @@ def _decided(ask: AskState, scene: Scene) -> Done:
 def _returned(child: ChildState, seq: int) -> Done:
     return Done(
         call=child.number,
-        asked=called(f"{child.agent}@{child.version}", child.input, 48),
+        asked=called(versioned(child.agent, child.version), child.input, 48),
         outcome=outcome(child),
         places=[],
         key=None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.events import PinChanged, RunAdopted
+from perdure.core.events import FrameChanged, PinChanged, RunAdopted
 from perdure.core.prompt_deltas import is_request
 from perdure.core.state import CallState
 from perdure.engine.api import Reading
@@ -214,6 +214,8 @@ def _changed(scene: Scene) -> list[str]:
                 told.append(f"{pin.what} has changed since the run first used it ({pin.before} → {pin.after}, event {event.seq})")
             case RunAdopted() as adopted:
                 told.append(f"version {adopted.version} goes on with it: {adopted.by} says so (event {event.seq})")
+            case FrameChanged() as changed:
+                told.append(f"version {changed.version} goes on with it from its next turn on: {changed.by} says so (event {event.seq})")
     return told
 
 

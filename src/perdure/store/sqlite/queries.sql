@@ -442,7 +442,7 @@ INSERT INTO perdure_turns (queue, tenant, turn) VALUES (?, ?, ?) ON CONFLICT (qu
 -- The epoch becomes higher: from now on, appends of the earlier holder are refused.
 UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = :seq, head = :head, crashes = :crashes, lost_with = :lost_with,
     lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL, updated_at = max(updated_at, :now),
-    status = iif(status = 'cancelling', status, 'running')
+    status = iif(status = 'cancelling', status, 'running'), version = ifnull(:version, version), line = ifnull(:line, line)
 WHERE id = :id
 
 -- name: next_ready
