@@ -33,6 +33,7 @@ from perdure.core.events import (
     AttentionNeeded,
     BudgetRaised,
     CancelRequested,
+    CheckpointTaken,
     ChildFinished,
     ChildStarted,
     Event,
@@ -130,6 +131,17 @@ class Journal:
         return self._digest
 
     @property
+    def life(self) -> tuple[Event, ...]:
+        """What a store gives to a worker: see `read_life`."""
+        first = 0
+        for event in self.events:
+            if isinstance(event.body, CheckpointTaken):
+                first = event.seq
+            elif isinstance(event.body, RunReopened) and event.body.back_to < first:
+                first = 0
+        return (self.events[0], *self.events[max(first - 1, 1) :])
+
+    @property
     def points(self) -> list[int]:
         """The events to which a person can let the run go back. All others must be refused, with words."""
         if self._points is None:
@@ -219,12 +231,22 @@ class Numbers:
         return self._last
 
 
-def digest_of(state: RunState) -> bytes:
-    """Two states are the same if their digests are. A worker has forgotten the arguments of calls that have ended."""
+def digest_of(state: RunState, like: RunState | None = None) -> bytes:
+    """Two states are the same if their digests are. A worker has forgotten the arguments of calls that have ended.
+
+    After a checkpoint it has forgotten these calls. `like`: a state, whose calls alone count.
+    """
     without = copy(state)
+    known = state if like is None else like
     without.calls = {
-        number: _without_args(call) if call.args and number not in state.open else call for number, call in state.calls.items()
+        number: _without_args(call) if call.args and number not in state.open else call
+        for number, call in state.calls.items()
+        if number in known.calls
     }
+    without.asks = {number: ask for number, ask in state.asks.items() if number in known.asks}
+    without.children = {number: child for number, child in state.children.items() if number in known.children}
+    if state.checkpoint:
+        without.pins, without.pin_changes = dict(sorted(state.pins.items())), []
     return _plain(without)
 
 

@@ -14,7 +14,7 @@ cause of releases and of some post.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -464,6 +464,33 @@ class OutcomeReused(Body, frozen=True, tag="outcome_reused"):
     of: int  # the seq of that event
 
 
+class UnreadSignal(Struct, frozen=True, gc=False):
+    """A signal that had arrived when a checkpoint was taken, and that the agent had not received."""
+
+    topic: str
+    payload: Payload
+
+
+class OpenTimer(Struct, frozen=True, gc=False):
+    """A timer that another task of the agent had set when a checkpoint was taken."""
+
+    task: str  # the name of that task
+    delay_us: int
+    due: int
+
+
+class CheckpointTaken(Body, frozen=True, tag="checkpoint_taken"):
+    """The agent ended its life with `run.checkpoint(state)`. Its next life begins here, with `run.restored == state`.
+
+    A replay begins at this event. So the event holds everything of the journal before it that the run still needs.
+    """
+
+    state: Payload
+    image: Payload  # always inline; `Image` in core/state.py
+    signals: tuple[UnreadSignal, ...] = ()
+    timers: tuple[OpenTimer, ...] = ()
+
+
 class RunSucceeded(Body, frozen=True, tag="run_succeeded"):
     output: Payload
 
@@ -521,6 +548,7 @@ AnyBody = (
     | RunReopened
     | CallRequestedAgain
     | OutcomeReused
+    | CheckpointTaken
     | RunSucceeded
     | RunFailed
     | RunCancelled
@@ -574,3 +602,20 @@ def payloads(body: AnyBody) -> Iterator[Payload]:
         value = getattr(body, name)
         if isinstance(value, Payload):
             yield value
+    if isinstance(body, CheckpointTaken):
+        yield from (one.payload for one in body.signals)
+        assert body.image.inline is not None
+        yield from _blobs_in(msgspec.json.decode(body.image.inline))
+
+
+def _blobs_in(value: Any) -> Iterator[Payload]:
+    """The payloads inside of an image that are stored as blobs."""
+    if isinstance(value, dict):
+        if isinstance(value.get("blob"), str) and isinstance(value.get("size"), int):
+            yield msgspec.convert(value, Payload)
+        else:
+            for item in value.values():
+                yield from _blobs_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _blobs_in(item)

@@ -27,7 +27,7 @@ from perdure.core.events import (
     ToolCallFailed,
     ToolCallResolved,
 )
-from perdure.core.history import History, ends_wait, history, is_stated
+from perdure.core.history import History, ends_wait, history, inherited, is_stated, life_at
 from perdure.core.state import CallState, RunState, fold, is_certain_end, is_repeatable, unsettled
 from perdure.errors import Conflict, InvalidInput
 
@@ -66,10 +66,11 @@ def reopening(
     past, state = history(events), state or fold(events)
     assert state.created is not None
     _check(past, state, back_to, ended)
-    place = _place(past.events, back_to)
-    kept, dropped = past.events[:place], past.events[place:]
-    asked = _asked(kept)
-    waiting = _waiting(kept, past, state)
+    place = _place(past.whole, back_to)
+    kept, dropped = past.whole[:place], past.whole[place:]
+    life = life_at(kept, None)
+    asked = _asked(kept) | inherited(life)
+    waiting = _waiting(life, past, state)
     again: list[int] = []
     children: list[int] = []
     reused: list[Event] = []
@@ -127,9 +128,9 @@ def retry_point(events: Sequence[Event], state: RunState | None = None) -> int:
     past, state = history(events), state or fold(events)
     assert state.created is not None
     end = past.events[-1]
-    requests = [event for event in past.events if event.call is not None and is_stated(event)]
+    requests = [event for event in past.whole if event.call is not None and is_stated(event)]
     if state.status == "cancelled":
-        cancel = next((event for event in past.events if type(event.body) is CancelRequested), None)
+        cancel = next((event for event in past.whole if type(event.body) is CancelRequested), None)
         point = end.seq - 1 if cancel is None else cancel.seq - 1
         if cancel is not None:
             _check_nothing_since(state, requests, cancel, "its cancel")
@@ -141,9 +142,14 @@ def retry_point(events: Sequence[Event], state: RunState | None = None) -> int:
         )
     for number in _lost_approvals(state):
         # The end of the run withdrew this approval: the agent has to ask again.
-        cause = next(event.cause for event in requests if event.call == number)
-        point = min(point, cause or point)
-    return settled(past.events, point)
+        cause = next((event.cause for event in requests if event.call == number), None)
+        if cause is None:
+            raise Conflict(
+                f"run {state.created.run_id} cannot be retried: its approval of call {number} was withdrawn when it ended, and the events "
+                "from before its checkpoint, with the request, were removed; start a new run"
+            )
+        point = min(point, cause)
+    return settled(past.whole, point)
 
 
 def _before_failure(past: History, state: RunState, requests: Sequence[Event], end: Event) -> int:
@@ -259,15 +265,20 @@ def _check(past: History, state: RunState, back_to: int, ended: Mapping[int, Chi
         raise InvalidInput(f"run {run_id} has no event {back_to}: its events are 1 to {state.seq}")
     if state.finished and back_to == state.seq:
         raise InvalidInput(f"{_cannot(state, back_to)}: that event is its end; go back to event {back_to - 1} or before")
-    place = _place(past.events, back_to)
-    if place == 0 or past.events[place - 1].seq != back_to:
+    if back_to < _first_point(past):
+        raise InvalidInput(
+            f"{_cannot(state, back_to)}: the events before its checkpoint at event {_first_point(past)} were removed; go back to that event or "
+            "a later one"
+        )
+    place = _place(past.whole, back_to)
+    if place == 0 or past.whole[place - 1].seq != back_to:
         raise InvalidInput(f"{_cannot(state, back_to)}: that event was superseded when the run was reopened before")
-    cancel = next((event.seq for event in past.events[:place] if type(event.body) is CancelRequested), None)
+    cancel = next((event.seq for event in past.whole[:place] if type(event.body) is CancelRequested), None)
     if cancel is not None:
         raise InvalidInput(
             f"{_cannot(state, back_to)}: its cancel was requested at event {cancel}; go back to event {cancel - 1} or before"
         )
-    split = split_at(past.events, back_to)
+    split = split_at(past.whole, back_to)
     if split is not None:
         cause, first, last = split
         raise InvalidInput(
@@ -276,6 +287,11 @@ def _check(past: History, state: RunState, back_to: int, ended: Mapping[int, Chi
     alive = [child.run_id for number, child in state.alive.items() if child.asked_seq > back_to and number not in ended]
     if alive:
         raise Conflict(f"{_cannot(state, back_to)}: its child {alive[0]} was started after that and has not ended; cancel it first")
+
+
+def _first_point(past: History) -> int:
+    """The first event to which the run can go back: its first one, or the checkpoint before which events were removed."""
+    return past.whole[1].seq if len(past.whole) > 1 and past.whole[1].seq > 2 else 1
 
 
 def settled(events: Sequence[Event], point: int) -> int:

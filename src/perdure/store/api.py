@@ -449,6 +449,16 @@ class Head(Struct, frozen=True, gc=False):
     pruned: bool
 
 
+class Checkpoint(Struct, frozen=True, gc=False):
+    """Where a run begins whose agent has taken checkpoints."""
+
+    seq: int  # the last checkpoint; 0: the run went back to before it
+    removed: int = 0  # the events from 2 to this one were removed; 0: none
+    head: bytes | None = None  # the hash of that event
+    by: str | None = None
+    at: int | None = None
+
+
 class Whole(Struct, frozen=True, gc=False):
     """A run with all rows that belong to the run, for a copy to another database. Database keys are not copied."""
 
@@ -466,6 +476,7 @@ class Whole(Struct, frozen=True, gc=False):
     artifacts: list[str] = []  # ids of the artifacts that the run's family uses; only a root has them
     # Only in a move: those artifacts whose bytes stay outside of the database. Their rows are inserted with the run.
     outside: list[ArtifactRow] = []
+    checkpoints: list[tuple[Any, ...]] = []  # no row, or one row
 
     @property
     def run_id(self) -> str:
@@ -625,6 +636,9 @@ class Reading(Protocol):
     def read(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         """The events with seq > after, in order, at most `limit`. StoreCorrupt if an event cannot be decoded."""
 
+    def checkpoint(self, run_id: str) -> Checkpoint | None:
+        """Where the run begins, if its agent has taken a checkpoint."""
+
     def read_many(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
         """Like `read`, for several runs in one statement. `after`: run id → the seq of its last known event."""
 
@@ -783,6 +797,9 @@ class JournalStore(Protocol):
 
         Returns one answer for each append, in order. On return, the committed appends are durable.
         """
+
+    def read_life(self, run_id: str) -> list[Event]:
+        """What a worker replays: the run's first event, and the events from its last checkpoint on, or all events."""
 
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
         """In one transaction: check the guard, insert `head`, call `work` with the connection, insert its Append.

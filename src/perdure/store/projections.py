@@ -1,7 +1,7 @@
 """The consequences of events, written in the commit of the events.
 
 The consequences: an approval is created or consumed, a child is created, a parent gets the end of its child, a notice
-is written, and the budget of a run that has ended is settled. Most events have no consequence; the type of an event
+is written, the budget of a run that has ended is settled, and claims read from a checkpoint on. Most events have no consequence; the type of an event
 says whether it has one.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from perdure.core.budget import NOTHING, amounts_of
 from perdure.core.events import (
     ApprovalRequested,
+    CheckpointTaken,
     ChildStarted,
     Event,
     RunCancelled,
@@ -23,7 +24,7 @@ from perdure.store.api import Append, Charge, Refused
 from perdure.store.cursor import Cursor
 from perdure.store.delivery import Delivery
 
-CONSEQUENTIAL = frozenset((*notices.TOLD, ChildStarted, RunSucceeded, RunFailed, RunCancelled))
+CONSEQUENTIAL = frozenset((*notices.TOLD, CheckpointTaken, ChildStarted, RunSucceeded, RunFailed, RunCancelled))
 
 
 def consequential(append: Append) -> list[Event]:
@@ -59,6 +60,8 @@ class Consequences:
                     refused = approvals.insert(cursor, key, run.run_id, event, body)
                 case ChildStarted():
                     refused = family.start_child(cursor, run, event, body)
+                case CheckpointTaken():
+                    cursor.change("set_checkpoint", (key, event.seq))
                 case RunSucceeded() | RunFailed() | RunCancelled():
                     self.end(cursor, key, run, event, body)
             if refused is not None:
