@@ -55,7 +55,7 @@ from perdure.core.identity import KEY_SCHEME
 from perdure.core.rate import Rate, next_start
 from perdure.core.reopen import reopening, retry_point
 from perdure.core.run_core import RunSettings
-from perdure.core.state import FINISHED, CallState, RunState, fold, raised, unsettled
+from perdure.core.state import FINISHED, CallState, RunState, fold, image_problem, raised, unsettled
 from perdure.core.steps import InboxRow, RowChange, StepAppend
 from perdure.core.transitions import landing
 from perdure.errors import Conflict, Diverged, InvalidInput, StoreCorrupt
@@ -178,8 +178,8 @@ class Journal:
         if after is None:
             state = _clone(self.state)
             cancelled_at = self.cancelled_at
-            for event in events:
-                self._check(state, event)
+            for place, event in enumerate(events):
+                self._check(state, event, (*self.events, *events[:place]))
                 try:
                     state.apply(event)
                 except StoreCorrupt as error:
@@ -192,7 +192,7 @@ class Journal:
             self._after[mark] = after
         return after
 
-    def _check(self, state: RunState, event: Event) -> None:
+    def _check(self, state: RunState, event: Event, so_far: Sequence[Event]) -> None:
         body = event.body
         # Every cause is an earlier event, so that the causes of each event lead to `run_created`.
         if not isinstance(body, RunCreated) and (event.cause is None or not 0 < event.cause < event.seq):
@@ -203,6 +203,8 @@ class Journal:
             raise Violation(f"the run needs attention: {body.reason}: {body.detail} (G7)")
         if isinstance(body, ToolCallInitiated) and body.attempt > 1:
             self._check_again(state.calls[event.call or 0], body, event.ts)
+        if isinstance(body, CheckpointTaken) and (problem := image_problem(state, body, so_far)) is not None:
+            raise Violation(f"event {event.seq}: {problem}")
         if isinstance(body, SignalReceived) and any(event.event_id == one.event_id for one in self.events):
             raise Violation(f"the signal of event {event.seq} is in the journal already")
 

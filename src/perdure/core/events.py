@@ -13,7 +13,8 @@ cause of releases and of some post.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -583,6 +584,17 @@ class Event(Struct, frozen=True, gc=False):
     @property
     def type(self) -> str:
         return tag_of(self.body)
+
+
+def place_of(events: Sequence[Event], seq: int) -> int:
+    """How many of these events of a journal have numbers up to `seq`. Events before a checkpoint may be missing."""
+    return bisect_right(events, seq, key=lambda event: event.seq)
+
+
+def event_at(events: Sequence[Event], seq: int) -> Event | None:
+    """The event with this number; None if it is not there."""
+    place = place_of(events, seq)
+    return events[place - 1] if place and events[place - 1].seq == seq else None
 
 
 encode_body = msgspec.json.Encoder().encode

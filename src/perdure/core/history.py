@@ -145,6 +145,7 @@ class Earlier(Struct, frozen=True):
     requests: dict[int, Event] = {}  # number → the event that requested the call first
     # Number → the events that brought the outcome of the call, if it has one, and the edit of its arguments.
     outcomes: dict[int, list[Event]] = {}
+    over: frozenset[int] = frozenset()  # approvals that the reopening has withdrawn: nothing more comes of them
 
     def keep(self, event: Event) -> None:
         """Keep an event about one of these calls until the agent makes the call again."""
@@ -211,7 +212,7 @@ def _with_branches(events: Sequence[Event], until: int | None) -> History:
             first = min((one.cause for one in stated if one.cause in known and one.cause > last), default=event.seq)
             again = set()
             life = _life(kept, begun)
-            earlier = _earlier(state, kept, requests, events[:place], life)
+            earlier = _earlier(state, kept, requests, events[:place], life, frozenset(body.withdrawn))
             branches.append(Branch(last, first, event.seq, _end_of_commit(events, place), earlier))
             # A call that an earlier life has left, and had stopped to wait for, ends for the new branch as well.
             made = {one.call for one in life if type(one.body) is CallRequestedAgain}
@@ -336,7 +337,14 @@ def _end_of_commit(events: Sequence[Event], place: int) -> int:
     return events[place].seq
 
 
-def _earlier(state: RunState, kept: Sequence[Event], requests: dict[int, Event], events: Sequence[Event], life: Sequence[Event]) -> Earlier:
+def _earlier(
+    state: RunState,
+    kept: Sequence[Event],
+    requests: dict[int, Event],
+    events: Sequence[Event],
+    life: Sequence[Event],
+    withdrawn: frozenset[int],
+) -> Earlier:
     asked = {event.call for event in kept if event.call is not None and is_stated(event)}
     again = {number: event for number, event in requests.items() if number not in asked and _is_the_same(state, number)}
     outcomes: dict[int, list[Event]] = {}
@@ -344,7 +352,7 @@ def _earlier(state: RunState, kept: Sequence[Event], requests: dict[int, Event],
         # What the life before has left was not superseded.
         left = earlier_of(image_in(life[0].body))
         made = {event.call for event in life if type(event.body) is CallRequestedAgain}
-        again |= {number: event for number, event in left.requests.items() if number not in made}
+        again |= {number: event for number, event in left.requests.items() if number not in made and number not in withdrawn}
         outcomes = {number: list(ends) for number, ends in left.outcomes.items() if number in again}
     for event in events:
         if event.call in again:
@@ -353,13 +361,13 @@ def _earlier(state: RunState, kept: Sequence[Event], requests: dict[int, Event],
         call = state.calls.get(number)
         if number in outcomes and call is not None and not call.ended:  # it was attempted again since, and has no outcome yet
             outcomes[number] = [one for one in outcomes[number] if isinstance(one.body, ApprovalDecided)]
-    return Earlier(state.numbers, again, outcomes)
+    return Earlier(state.numbers, again, outcomes, withdrawn)
 
 
 def add_outcome(outcomes: dict[int, list[Event]], event: Event, *, of_tool: bool) -> None:
     """Add the event to the outcome of its call, if it belongs to that."""
     assert event.call is not None
-    edits = [one for one in outcomes.get(event.call, ()) if isinstance(one.body, ApprovalDecided)]
+    edits = [one for one in outcomes.get(event.call, ()) if isinstance(one.body, ApprovalDecided) and one.seq != event.seq]
     if ends_wait(event, of_tool=of_tool):
         outcomes[event.call] = [*edits, event]  # a call that was attempted again has several ends: the last one counts
     elif isinstance(event.body, ApprovalDecided) and event.body.input is not None:

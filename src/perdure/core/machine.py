@@ -304,7 +304,7 @@ class Machine:
         """
         self.earlier, self._superseded, self._calls = earlier, Superseded(earlier.requests, load), earlier.last
         for number, of_tool in list(self._inherited.items()):
-            if any(ends_wait(end, of_tool=of_tool) for end in earlier.outcomes.get(number, ())):
+            if number in earlier.over or any(ends_wait(end, of_tool=of_tool) for end in earlier.outcomes.get(number, ())):
                 del self._inherited[number]
 
     def begin_life(self, inherited: Inheritance, load: Callable[[Payload], bytes]) -> None:

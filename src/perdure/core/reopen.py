@@ -69,8 +69,9 @@ def reopening(
     place = _place(past.whole, back_to)
     kept, dropped = past.whole[:place], past.whole[place:]
     life = life_at(kept, None)
-    asked = _asked(kept) | inherited(life)
     waiting = _waiting(life, past, state)
+    left = inherited(life) - _asked(life)  # an earlier life has left it, and this one has not asked for it
+    asked = _asked(kept) | left
     again: list[int] = []
     children: list[int] = []
     reused: list[Event] = []
@@ -81,8 +82,7 @@ def reopening(
                 reused.append(event)
         elif number in waiting and ends_wait(source, of_tool=number in state.calls):
             waiting.discard(number)
-            call = state.calls.get(number)
-            if call is not None and _is_tried_again(call, fresh):
+            if _is_tried_again_of(state, number, fresh):
                 again.append(number)
             elif isinstance(source.body, ChildFinished) and source.body.status != "succeeded":
                 children.append(number)
@@ -90,6 +90,16 @@ def reopening(
                 reused.append(event)
         elif number in waiting and isinstance(source.body, ApprovalDecided):
             reused.append(event)  # granted: the agent learns whether its arguments were edited
+    for number in sorted(number for number in waiting if not state.is_open(number)):
+        # It ended after an earlier `run_reopened`, in a later life of the agent: no kept event says so.
+        of_tool = number in state.calls
+        ends = [event for event in events if event.call == number and ends_wait(event, of_tool=of_tool)]
+        if ends and _is_tried_again_of(state, number, fresh):
+            again.append(number)
+        elif ends and isinstance(ends[-1].body, ChildFinished) and ends[-1].body.status != "succeeded":
+            children.append(number)
+        elif ends:
+            reused.append(ends[-1])
     told: list[tuple[AnyBody, int | None]] = []
     for number, end in sorted(ended.items()):
         if number in waiting and end.status != "succeeded":
@@ -102,7 +112,11 @@ def reopening(
         raise InvalidInput(
             f"{_cannot(state, back_to)}: the approval of call {lost[0]} was withdrawn when the run ended; go back to before event {request.asked_seq}"
         )
-    withdrawn = sorted(number for number, ask in state.asks.items() if number not in asked and _is_usable(ask.outcome, number, state))
+    withdrawn = sorted(
+        number
+        for number, ask in state.asks.items()
+        if (number not in asked and _is_usable(ask.outcome, number, state)) or (number in left and number in _lost_approvals(state))
+    )
     charged = unsettled(call for call in state.open.values() if call.asked_seq > back_to)
     body = RunReopened(by, back_to, reason, tuple(again), tuple(children), tuple(withdrawn), fresh, charged)
     return Reopening(
@@ -207,6 +221,11 @@ def _is_failure(event: Event) -> bool:
             return body.status != "succeeded"
         case _:
             return isinstance(body, ApprovalExpired | ApprovalWithdrawn)
+
+
+def _is_tried_again_of(state: RunState, number: int, fresh: bool) -> bool:
+    call = state.calls.get(number)
+    return call is not None and _is_tried_again(call, fresh)
 
 
 def _is_tried_again(call: CallState, fresh: bool) -> bool:

@@ -739,8 +739,8 @@ class RunCore:
         requests = [*(machine.earlier.requests[number] for number in earlier), *(self._requests.requests[number] for number in waiting)]
         outcomes = [end for number in earlier for end in machine.earlier.outcomes.get(number, ())]
         for number in waiting:
-            edited = self._requests.edits.get(number)
-            outcomes += [*([] if edited is None else [edited]), *machine.after_life.get(number, ())]
+            edited, ends = self._requests.edits.get(number), machine.after_life.get(number, [])
+            outcomes += ends if edited is None or edited in ends else [edited, *ends]
         image = image_of(state, sorted(requests, key=_seq), sorted(outcomes, key=_seq))
         signals = tuple(UnreadSignal(topic, self._pack(payload)) for topic, payload in machine.unread)
         body = CheckpointTaken(self._pack(command.state), Payload(json=Raw(image)), signals, command.timers)

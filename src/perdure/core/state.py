@@ -75,6 +75,7 @@ from perdure.core.events import (
     ToolCallResolved,
     Unsettled,
     Usage,
+    event_at,
 )
 from perdure.core.events import Status as Status
 from perdure.core.failures import HARMLESS_KINDS, IN_DOUBT_KINDS
@@ -844,6 +845,14 @@ def image_of(state: RunState, requests: Sequence[Event], outcomes: Sequence[Even
         outcomes=list(outcomes),
     )
     return _encode_image(image)
+
+
+def image_problem(state: RunState, body: CheckpointTaken, events: Sequence[Event]) -> str | None:
+    """How the image contradicts the events before the checkpoint; None if it does not. `state`: the fold of `events`."""
+    image = image_in(body)
+    if any(event_at(events, one.seq) != one for one in (*image.requests, *image.outcomes)):
+        return "it holds an event that is not in the journal before it"
+    return None if image_of(state, image.requests, image.outcomes) == body.image.inline else "it does not hold the state of the run"
 
 
 def image_in(body: CheckpointTaken) -> Image:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from perdure.core.events import (
     AttentionNeeded,
     CancelRequested,
+    CheckpointTaken,
     Event,
     Reason,
     RunCancelled,
@@ -243,7 +244,7 @@ def _rest(events: Sequence[Event], row: RunRow) -> _Resting:
     for event in events[1:]:
         body = event.body
         match body:
-            case RunClaimed():
+            case RunClaimed() | CheckpointTaken():  # only a worker that holds the run records a checkpoint
                 held, attention = True, None
             case RunReleased():
                 held = False

@@ -26,6 +26,7 @@ from perdure.core.events import (
     BudgetRaised,
     CallRequestedAgain,
     CancelRequested,
+    CheckpointTaken,
     ChildFinished,
     ChildStarted,
     DecisionMade,
@@ -574,6 +575,8 @@ def _about_run(event: Event, load: Load | None) -> str:
             return f"{body.by} let the run go on from event {body.back_to}: all events since are superseded{fresh}{_note(body.reason)}"
         case OutcomeReused():
             return f"what event {body.of} brought is used again"
+        case CheckpointTaken():
+            return f"the agent took a checkpoint with {shown(body.state)}, and began again from there"
         case (
             ToolCallProposed()
             | ToolCallInitiated()

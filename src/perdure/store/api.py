@@ -538,6 +538,16 @@ class Pruned(Struct, frozen=True, gc=False):
         )
 
 
+class Checkpointed(Struct, frozen=True, gc=False):
+    """A run whose events before its last checkpoint can be removed."""
+
+    place: int
+    run_id: str
+    status: Status
+    updated_at: int
+    events: int  # how many
+
+
 class Tombstone(Struct, frozen=True, gc=False):
     """What is left of a run that was pruned."""
 
@@ -1151,6 +1161,12 @@ class ArchiveStore(Protocol):
 
         The root of each family has one of these statuses. Specimens are left out: `delete_specimens` deletes them.
         """
+
+    def checkpointed(self, *, after: int = 0, limit: int = 100) -> list[Checkpointed]:
+        """The runs without a holder that have events before their last checkpoint, in order, after the place `after`."""
+
+    def remove_before_checkpoint(self, run_id: str, *, by: str, now: int) -> Pruned:
+        """Remove the events between the run's first event and its last checkpoint."""
 
     def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:
         """Delete these families in one transaction, with the blobs that no other run uses. Each run gets a tombstone.

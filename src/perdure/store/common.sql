@@ -366,3 +366,10 @@ UPDATE perdure_checkpoints SET removed = :removed, head = :head, by = :by, at = 
 
 -- name: take_in_checkpoint
 INSERT INTO perdure_checkpoints (run, seq, removed, head, by, at) VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: checkpointed_runs
+-- The runs of which events can be removed: no worker holds them, and they have a checkpoint with events before it.
+SELECT r.id, r.run_id, r.status, r.updated_at, c.seq - 1 - CASE WHEN c.removed > 1 THEN c.removed ELSE 1 END
+FROM perdure_checkpoints AS c JOIN perdure_runs AS r ON r.id = c.run
+WHERE r.id > :after AND r.holder IS NULL AND r.specimen IS NULL AND c.seq > 2 AND c.seq > c.removed + 1
+ORDER BY r.id LIMIT :limit

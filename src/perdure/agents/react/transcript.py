@@ -41,6 +41,7 @@ from perdure.core.events import (
     SignalReceived,
     ToolCallCompleted,
     ToolCallResolved,
+    event_at,
 )
 from perdure.core.history import history, is_stated
 from perdure.core.state import CallState, ChildState, fold
@@ -197,7 +198,7 @@ class _Conversation:
         return answer_of(self._load(body.result))
 
     def _text(self, seq: int) -> str:
-        match self._events[seq - 1].body:
+        match getattr(event_at(self._events, seq), "body", None):
             case ToolCallCompleted(result=Payload() as payload) | ToolCallResolved(result=Payload() as payload):
                 return shown_result(self._load(payload))
             case ChildFinished(output=Payload() as payload) | SignalReceived(payload=payload):

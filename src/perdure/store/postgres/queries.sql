@@ -995,6 +995,9 @@ DELETE FROM perdure_checkpoints WHERE run = ANY (ARRAY(SELECT value::bigint FROM
 SELECT run, seq, removed, head, by, at FROM perdure_checkpoints
 WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 
+-- name: hash_of_event
+SELECT hash FROM perdure_events WHERE run = ? AND seq = ?
+
 -- name: remove_events
 DELETE FROM perdure_events WHERE run = :run AND seq BETWEEN 2 AND :removed
 

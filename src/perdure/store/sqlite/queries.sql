@@ -718,6 +718,9 @@ DELETE FROM perdure_checkpoints WHERE run IN (SELECT value FROM json_each(:runs)
 -- name: whole_checkpoints
 SELECT run, seq, removed, head, by, at FROM perdure_checkpoints WHERE run IN (SELECT value FROM json_each(:runs))
 
+-- name: hash_of_event
+SELECT hash FROM perdure_events WHERE id = (? << 32 | ?)
+
 -- name: remove_events
 DELETE FROM perdure_events WHERE id BETWEEN (:run << 32 | 2) AND (:run << 32 | :removed)
 
