@@ -376,7 +376,7 @@ def _status(rehearsal: Rehearsal) -> ForkStatus:
 # -- where a fork begins ----------------------------------------------------------------------------------------------
 def _point(run_id: str, events: Sequence[Event], at: int | None, edited: Sequence[int]) -> int:
     """The event after which the fork begins. InvalidInput if no fork can begin there."""
-    past = history(events).events
+    past = history(events).whole
     claim = next((event.seq for event in past if isinstance(event.body, RunClaimed)), None)
     if claim is None:
         raise InvalidInput(f"run {run_id} has not begun: its agent has done nothing that a fork could begin with")
@@ -402,10 +402,10 @@ def _point(run_id: str, events: Sequence[Event], at: int | None, edited: Sequenc
 def _before_outcome(run_id: str, events: Sequence[Event], number: int) -> int:
     past = history(events)
     tools = {event.call for event in events if isinstance(event.body, ToolCallInitiated | ToolCallProposed)}
-    for event in past.events:
+    for event in past.whole:
         source = past.sources[event.body.of] if isinstance(event.body, OutcomeReused) else event
         if event.call == number and ends_wait(source, of_tool=number in tools):
-            return settled(past.events, event.seq - 1)
+            return settled(past.whole, event.seq - 1)
     raise InvalidInput(f"call {number} of run {run_id} has no outcome that could be edited")
 
 

@@ -73,7 +73,7 @@ class Rehearsal:
         """
         past = history(events)
         kept = [event for event in events if event.seq <= at]  # with superseded events: a replay needs the whole journal
-        rest = [event for event in past.events if event.seq > at]
+        rest = [event for event in past.whole if event.seq > at]
         self.machine = machine
         self.taken: dict[int, Taken] = {}  # by the number that the call has in the rehearsal
         self.outcome: Succeeded | Failed | Cancelled | None = None
@@ -104,7 +104,7 @@ class Rehearsal:
         self.go_on()
 
     def _load_outcomes(self, past: History, rest: Sequence[Event], load: Callable[[Payload], bytes]) -> None:
-        tools = {event.call for event in past.events if isinstance(event.body, ToolCallInitiated | ToolCallProposed)}
+        tools = {event.call for event in past.whole if isinstance(event.body, ToolCallInitiated | ToolCallProposed)}
         for event in rest:
             source = past.sources[event.body.of] if isinstance(event.body, OutcomeReused) else event
             completion = completion_of(source, load)
@@ -133,7 +133,7 @@ class Rehearsal:
 
     def go_on(self) -> None:
         """Deliver everything that the recording has, in recorded order."""
-        while self.outcome is None:
+        while self.outcome is None and not self.machine.left:  # a rehearsal ends where its agent takes a checkpoint
             timer = self.machine.next_timer()
             first = min(self._ready, key=lambda one: one.seq, default=None)
             if timer is not None and (not self.questions if first is None else timer[0] + _LATE_US <= first.ts):
@@ -150,7 +150,7 @@ class Rehearsal:
     def _deliver(self, now: int, completion: Completion) -> None:
         self._now = now
         number = getattr(completion, "number", None)
-        if number is not None and number not in self.machine.waits_for:
+        if self.machine.left or (number is not None and number not in self.machine.waits_for):
             return
         if number is not None and number in self.taken:
             self.taken[number] = structs.replace(self.taken[number], answer=completion)
