@@ -201,6 +201,24 @@ async def rewind(stage: Stage) -> None:
     assert (await stage.drive("mended")).status == "succeeded"
 
 
+# -- a run that takes checkpoints -------------------------------------------------------------------------------------------------------------
+async def begin_long(stage: Stage) -> None:
+    await stage.start("long", "long", "p-1")
+    await stage.app.signal("long", "extra", "a ribbon", by="ann")
+    await stage.drive("long")
+    await stage.app.signal("long", "go", 1, by="ann")
+    await stage.drive("long")
+
+
+async def go_on_long(stage: Stage) -> None:
+    await stage.app.signal("long", "go", 2, by="ann")
+    await stage.drive("long")
+    await stage.app.approve(await stage.asked("long", 1), by="bob")
+    await stage.drive("long")
+    stage.clock.advance(601)
+    assert (await stage.drive("long")).status == "succeeded"
+
+
 LIVES = (
     Life(begin_everyday, {"die": ["ship"]}, killed=True),
     Life(end_everyday, {"hook": ["in_progress", "not_happened"]}),
@@ -229,4 +247,6 @@ LIVES = (
     Life(leave_held, {"die": ["put"]}, killed=True),
     Life(fail_after_paying, {"fail": {"put": ["fatal"]}}),
     Life(rewind),
+    Life(begin_long),
+    Life(go_on_long),
 )

@@ -23,7 +23,7 @@ from msgspec import Struct, structs
 
 from perdure.core.approval import usable_until
 from perdure.core.budget import NOTHING, Amounts, amounts_of, most_of, rest_of
-from perdure.core.codec import Payload, decode
+from perdure.core.codec import Payload, decode, encode
 from perdure.core.events import (
     AnyBody,
     ApprovalDecided,
@@ -844,7 +844,7 @@ def image_of(state: RunState, requests: Sequence[Event], outcomes: Sequence[Even
         requests=list(requests),
         outcomes=list(outcomes),
     )
-    return _encode_image(image)
+    return encode(decode(_encode_image(image)))  # canonical, as every payload
 
 
 def image_problem(state: RunState, body: CheckpointTaken, events: Sequence[Event]) -> str | None:
