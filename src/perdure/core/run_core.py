@@ -427,7 +427,7 @@ class RunCore:
         if machine is None or last is None or self.closing is not None or self.state.finished:
             return None
         self._machine = None
-        return ParkedRun(last, self.state, machine, self._watch, self._asked, self._requests, self._unwanted, self._compared)
+        return ParkedRun(last, self.state, machine, self._watch, self._asked, self._unwanted, self._compared, self._requests)
 
     def begin_release(self) -> None:
         """Begin no new call from now on, because the run is to be released.

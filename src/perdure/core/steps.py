@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from perdure.core.approval import Expire, Withdraw
 from perdure.core.budget import NOTHING, Amounts, Charge, Ledger
@@ -59,9 +59,9 @@ class ParkedRun(Struct, frozen=True, eq=False):
     machine: Machine
     watch: CircleWatch | None
     calls: dict[int, Asked]  # every call, approval and child that the machine has requested
-    requests: Requests
     unwanted: set[int]  # the numbers of calls, approvals and children that the agent no longer waits for
     compared: set[str]  # names of tools whose pin was compared with the recorded pin
+    requests: Requests = field(default_factory=Requests)
 
 
 def goes_on_from(parked: ParkedRun, events: Sequence[Event]) -> bool:

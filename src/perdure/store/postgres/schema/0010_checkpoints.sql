@@ -29,9 +29,6 @@ FOR EACH ROW EXECUTE FUNCTION perdure_check_removed();
 CREATE TRIGGER perdure_checkpoints_no_delete AFTER DELETE ON perdure_checkpoints
 REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION perdure_check_deleted('where a journal begins stays with its run');
 
-CREATE TRIGGER perdure_checkpoints_no_truncate BEFORE TRUNCATE ON perdure_checkpoints
-FOR EACH STATEMENT EXECUTE FUNCTION perdure_refuse('where a journal begins stays with its run');
-
 CREATE FUNCTION perdure_check_deleted_events() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     -- One look for each run, by the index, however many tombstones there are.
