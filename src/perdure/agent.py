@@ -28,7 +28,7 @@ from perdure.tool.signature import EMPTY, Signature, resolve
 P = ParamSpec("P")
 R = TypeVar("R")
 MAX_DEPTH = 30  # how many ancestors a run may have
-Load = Callable[[Payload], bytes]  # returns the JSON of a payload, which is inline or in a blob
+Load = Callable[[Payload], bytes]  # returns the JSON of a payload, from the event or from a blob
 AgentFunction = Callable[Concatenate[Run, P], Coroutine[Any, Any, R]]
 
 
@@ -189,13 +189,13 @@ class Agent(Generic[P, R]):
             machine.close()
 
     def with_model(self, name: str) -> Agent[P, R]:
-        """The same agent with another model. InvalidInput: only an agent that is built with a model can be changed so."""
+        """The same agent with another model. Raises InvalidInput if the agent is not built with a model."""
         raise InvalidInput(f"agent {self.name} is not a ReAct agent, so that its model cannot be set to {name}; change its code instead")
 
     def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a person wants to know of a frame of perdure itself, whose lines `perdure inspect` leaves out.
+        """Facts for a person about a frame of perdure itself, whose source lines `perdure inspect` does not show.
 
-        For agents that are built from parts: the turn of a conversation, the step of a plan.
+        Agents that are built from parts have such facts: the turn of a conversation, the step of a plan.
         """
         return {}
 
@@ -261,7 +261,7 @@ def source_digest(fn: Callable[..., Any]) -> str:
 def _cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # an empty cell, such as the name of the agent itself: it is assigned after the decorator
+    except ValueError:  # an empty cell, such as the agent's own name: the decorator runs before that assignment
         return ...
 
 

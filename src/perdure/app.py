@@ -80,7 +80,7 @@ class RunningCall(Struct, frozen=True):
     """An attempt of a call that is under way."""
 
     call: int  # the number of the call
-    tool: str  # or the name of the model
+    tool: str  # the name of the tool or the model
     attempt: int
     since: datetime
     # What the tool last reported with `call.heartbeat`. It is stored every few seconds, so it may be a little old.
@@ -113,7 +113,7 @@ class RunInfo(Struct, frozen=True):
     said: str | None = None  # the last text that the agent reported with `run.status`
     failure: FailureInfo | None = None  # if the run failed
     running: tuple[RunningCall, ...] = ()  # the attempts that are under way now
-    specimen: bool = False  # an imported copy (`perdure import`): no worker drives it, and it takes nothing
+    specimen: bool = False  # the run is an imported copy (`perdure import`): no worker drives it, and it takes no post
 
     @property
     def finished(self) -> bool:
@@ -135,7 +135,10 @@ def _running(one: OpenAttempt) -> RunningCall:
 
 
 def info_of(row: RunRow, now: Current = Current()) -> RunInfo:  # noqa: B008
-    """What users see of a run: of its row, and of its journal. The other fields of the row, such as the lease, are for workers."""
+    """What users see of a run: facts from its row and from its journal.
+
+    Other fields of the row, such as the lease, are only for workers.
+    """
     failure = now.failure
     return RunInfo(
         id=row.run_id,
@@ -164,7 +167,7 @@ def info_of(row: RunRow, now: Current = Current()) -> RunInfo:  # noqa: B008
 
 
 def _infos(reading: Reading, rows: Sequence[RunRow]) -> list[RunInfo]:
-    """What users see of these runs. What the journals say is read in one query."""
+    """What users see of these runs. The journals are read with one query."""
     now = reading.current([row.run_id for row in rows])
     return [info_of(row, now[row.run_id]) for row in rows]
 
@@ -228,8 +231,8 @@ class Perdure:
         self._audit_log = audit_log
         self._audit: AuditLog | None = None
         self._engine = self._new_engine()
-        # The reading side of the engine while the app is open. The clock needs it also while an agent runs; the
-        # property `reading` raises then.
+        # The reading side of the engine while the app is open. The clock uses it even while an agent runs. The
+        # property `reading` cannot be used then, because it raises an exception.
         self._opened: Reading | None = None
         self._asking = ReadingThreads()
 
@@ -301,7 +304,7 @@ class Perdure:
         instead of the agent and its arguments.
 
         Without `tenant` the tenant is "default". `actor` is the person or program for whom the run acts. `priority` is
-        from -1,000 to 1,000, and 0 by default: in one queue, of the runs of one tenant, the run with the highest
+        from -1,000 to 1,000, and 0 by default. Among the runs of one tenant in one queue, the run with the highest
         priority is claimed first. `not_before` is a time, or a timedelta from now. `budget` replaces the budget of the
         agent.
         """
@@ -397,8 +400,8 @@ class Perdure:
     async def transcript(self, run_id: str, *, tenant: str | None = None) -> list[dict[str, Any]]:
         """The conversation of a run of a ReAct agent, so far.
 
-        If the run has not ended, a call without a result has a text in its place that says so. To continue the
-        conversation of a run that has ended, pass the returned list as `history` to a new run.
+        If the run has not ended, a call may have no result yet. Then a text in the place of the result says so. To
+        continue the conversation of a run that has ended, pass the returned list as `history` to a new run.
         """
         await self.handle(run_id, tenant=tenant).row()
         from perdure.agents.react.transcript import transcript  # imported late: it loads the models
@@ -433,10 +436,10 @@ class Perdure:
     async def drive(self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, tenant: str | None = None) -> RunInfo:
         """Drive one run in this process until it ends, needs a person, or waits for something from outside.
 
-        The run begins now, also before its `not_before`. Returns the info of the run. With `wait=False`, this also
-        returns when the run waits for anything except its children. When `stop` is set, the run and its children are released, and other workers can claim them. Raises
-        AlreadyRunning if another worker holds the run, and UnknownAgent or WrongVersion if this app does not have the
-        code of the run.
+        The run begins now, even if its `not_before` is later. Returns the info of the run. With `wait=False`, this
+        also returns when the run waits for anything except its children. When `stop` is set, the run and its children
+        are released, and other workers can claim them. Raises AlreadyRunning if another worker holds the run, and
+        UnknownAgent or WrongVersion if this app does not have the code of the run.
         """
         handle = self.handle(run_id, tenant=tenant)
         if tenant is not None:
@@ -464,7 +467,7 @@ class Perdure:
         self._engine.drain()
 
     def abort(self) -> None:
-        """Stop driving at once and write nothing more, like a crash."""
+        """Stop driving at once and write nothing more, as in a crash."""
         self._engine.abort()
 
     # -- approvals ----------------------------------------------------------------------------------------------------
@@ -576,10 +579,10 @@ class Perdure:
         fresh: bool = False,
         tenant: str | None = None,
     ) -> Reopened:
-        """Let a run that has failed or was cancelled go on. Returns what that means; `dry_run=True` changes nothing.
+        """Let a run that has failed or was cancelled go on. Returns a description; `dry_run=True` changes nothing.
 
         Calls that failed are attempted again. Calls that have a result are not made again. If the agent itself failed,
-        its last step is taken again, with this app's code. Raises Diverged, and records nothing, if this code asks for
+        it takes its last step again, with this app's code. Raises Diverged, and records nothing, if this code asks for
         other calls than the journal has up to that point.
         """
         return await self._reopen(run_id, None, by=by, reason=reason, dry_run=dry_run, fresh=fresh, tenant=tenant)
@@ -595,11 +598,11 @@ class Perdure:
         fresh: bool = False,
         tenant: str | None = None,
     ) -> Reopened:
-        """Let a run that is not running, and has not succeeded, go on from its event `to`. Returns what that means.
+        """Let a run go on from its event `to`. The run must not be running, and must not have succeeded.
 
-        Nothing that has happened happens again: if the agent makes a call again (the same tool with the same
-        arguments), the recorded result is used. `fresh=True`: `read` calls and requests to models are made again.
-        `dry_run=True` changes nothing. Errors: as for `retry`.
+        No effect happens a second time: if the agent makes a call again (the same tool with the same arguments), the
+        recorded result is used. `fresh=True`: `read` calls and requests to models are made again. Returns a
+        description of the change. `dry_run=True` changes nothing. Errors: as for `retry`.
         """
         if not isinstance(to, int) or isinstance(to, bool):
             raise InvalidInput(f"rewind(to={shown(to)}): the number of an event")
@@ -640,15 +643,16 @@ class Perdure:
     ) -> Fork:
         """Rehearse a run with this app's code from its event `at` on: what would its agent do? Nothing is stored.
 
-        No tool touches the world. A call with the same tool and the same arguments as a recorded call gets the recorded
-        outcome. Another call is answered by `answers`, such as `[{"tool": "refund", "args": {"order": "o-7"}, "result":
-        "done"}]` (`args` may name some of the arguments; `error` instead of `result` lets the call fail), then by the
-        tool's stand-in (`@tool.simulate`). With `reads=True`, `read` tools are called and models are asked. At all
-        other calls the rehearsal stops, and `would_call` has them.
+        No tool touches the world. A call with the same tool and the same arguments as a recorded call gets the
+        recorded outcome. For every other call, the answer comes from `answers`, or else from the tool's stand-in
+        (`@tool.simulate`). An entry of `answers` is such as `{"tool": "refund", "args": {"order": "o-7"}, "result":
+        "done"}`; `args` may name only some of the arguments; with `error` instead of `result`, the call fails. With
+        `reads=True`, `read` tools are called and models are asked. At a call without an answer the rehearsal stops,
+        and `would_call` has that call.
 
-        `edits`: number of a call → the result that it has instead. `input`: other arguments of the agent. `model`: the
-        name of another model for a ReAct agent; models are asked then. Without `at`, the fork begins before the outcome
-        of the first edited call, or at the beginning. Raises Diverged if this code asks for other calls than the journal
+        `edits`: number of a call → the result to use instead. `input`: other arguments of the agent. `model`: the name
+        of another model for a ReAct agent; then models are asked. Without `at`, the fork begins before the outcome of
+        the first edited call, or at the beginning. Raises Diverged if this code asks for other calls than the journal
         has up to `at`, and NotReady if a model or a `read` tool cannot be reached.
         """
         _check_flag(reads, "fork(reads=)")
@@ -883,10 +887,11 @@ class Handle:
         )
 
     def artifact(self, pointer: Artifact | dict[str, Any]) -> Artifact:
-        """An artifact that this run may open, so that it can be opened here: `await handle.artifact(pointer).read()`.
+        """An artifact of this run, so that you can open it here: `await handle.artifact(pointer).read()`.
 
-        `pointer` is an Artifact, or its JSON value. Artifacts in what `result` returns can be opened without this, if
-        the agent declares their type. NotFound comes when it is opened, if this run may not open it.
+        `pointer` is an Artifact, or its JSON value. If the agent declares the type of its artifacts, the artifacts in
+        what `result` returns can be opened without this method. If this run may not open the artifact, NotFound is
+        raised when it is opened.
         """
         fields = pointer if isinstance(pointer, dict) else dataclasses.asdict(pointer)
         token = in_call.set(self._vault())
@@ -909,7 +914,7 @@ class Handle:
     async def follow(self, after: int = 0) -> AsyncGenerator[Event, None]:
         """Yields the events of the run until the run has ended: `async for event in handle.follow():`.
 
-        To stop before that at once, leave the loop inside `async with contextlib.aclosing(handle.follow()) as events:`.
+        To be able to leave the loop earlier, use `async with contextlib.aclosing(handle.follow()) as events:`.
         """
         _check_after(after)
         await self.row()
@@ -934,12 +939,12 @@ class Handle:
     async def inspect(self, at: int | None = None, *, all_frames: bool = False) -> Inspection:
         """Look into the agent: its tasks, the lines where they wait, their variables, and what they wait for.
 
-        This is how the agent stood right after event number `at`, or how it stands at the end of its journal; of a run
-        that failed, the line that failed. The app needs the code of the agent in the version of the run. The recorded
+        The result shows the agent right after event number `at`, or at the end of the journal. For a run that failed,
+        it shows the line that failed. The app needs the code of the agent in the version of the run. The recorded
         events are given to this code again, on this event loop; nothing is performed and nothing is written. With
-        `all_frames`, the frames of perdure and of the standard library are there, too. Raises NotFound if there is no such event or the
-        agent had not begun, UnknownAgent or WrongVersion without the right code, and Diverged if the code asks for
-        something else than the journal has.
+        `all_frames`, the result also has the frames of perdure and of the standard library. Raises NotFound if there
+        is no such event or the agent had not begun, UnknownAgent or WrongVersion without the right code, and Diverged
+        if the code asks for something else than the journal has.
         """
         if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
             raise InvalidInput(f"inspect(at={shown(at)}): the seq of an event, a whole number, or None for the end of the journal")

@@ -30,8 +30,8 @@ _QUEUE_TYPES = get_type_hints(Queue, include_extras=True)
 _PLACE = re.compile(r"file:///[^?#\0]+|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#\0]*)?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 # These parameters of a URL decide which secrets the client reveals to the server. A settings file in the current
-# folder may come from another person, and could send the user's PGPASSWORD in clear text to any server. The only
-# harmless value is require_auth=scram-sha-256.
+# folder may come from another person. With such a parameter, the file could make the client send the user's PGPASSWORD
+# in clear text to any server. The only harmless value is require_auth=scram-sha-256.
 _NOT_IN_A_FILE = ("require_auth", "gssdelegation", "servicefile")
 _HARMLESS = re.compile(r"[?&]require_auth=scram-sha-256(?=&|\Z)")
 # Variables that are no settings: PERDURE_DEBUG, and the variables that Kubernetes sets for a service named "perdure".
@@ -68,7 +68,7 @@ def _from_environ(environ: Mapping[str, str]) -> Iterator[_Given]:
                 near = _nearest(name)
                 meant = f"; did you mean {PREFIX}{near.upper()}?" if near else ""
                 raise InvalidInput(f"the environment variable {variable} is not a setting{meant}")
-            if value:  # an empty variable counts as not set
+            if value:  # an empty variable counts as no variable
                 yield _Given(name, value, f"the environment variable {variable}", textual=True)
 
 

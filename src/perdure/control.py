@@ -90,7 +90,7 @@ class Control:
         try:
             state: RunState | None = await self._state(run_id)
         except StoreCorrupt:
-            state = None  # a run with a damaged journal can also be ended
+            state = None  # a run with a damaged journal can be ended too
         # The cost of calls that may have happened is charged: after the end, no answer about these calls can arrive.
         open_calls = () if state is None else state.open.values()
         body = RunCancelled(reason=words(reason, "reason"), forced_by=known_name(by), unsettled=unsettled(open_calls))

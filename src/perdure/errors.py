@@ -56,9 +56,9 @@ MAX_PROBLEMS = 20  # how many problems one message lists at most
 class PerdureError(Exception):
     """The base class of all exceptions that perdure raises on purpose.
 
-    `str(error)` says what is wrong, and can be shown to the client of an API: it names no database, no host and no
-    command. `hint` is for the people who operate perdure: what to type, where to look. The command line prints both,
-    and so does a traceback.
+    `str(error)` says what is wrong. It can be shown to the client of an API: it names no database, no host and no
+    command. `hint` is for the people who operate perdure: what to type, where to look. The command line and tracebacks
+    show both.
     """
 
     hint: str = ""
@@ -75,7 +75,7 @@ class PerdureError(Exception):
 
 
 def in_full(error: BaseException) -> str:
-    """What a log says about the error: of an error of perdure with its hint."""
+    """The text of an error for a log. For an error of perdure, the text includes the hint."""
     return error.in_full() if isinstance(error, PerdureError) else str(error)
 
 
@@ -132,10 +132,13 @@ class NotAllowedInAgent(PerdureError):
 
 
 class StoreError(PerdureError):
-    """The journal cannot be used. `where` is the database: a file, or a host and a name; the message does not have it."""
+    """The journal cannot be used.
+
+    `where` is the database (a file, or a host and a name); the message does not name it.
+    """
 
     def __init__(self, *args: object, where: str = "", hint: str = "") -> None:
-        # With `where`, the one argument is what is said about the database: "is locked by another process".
+        # With `where`, the only argument is a text about the database: "is locked by another process".
         super().__init__(*([f"the database {args[0]}"] if where else args), hint=hint)
         self.where = where
         self._said = str(args[0]) if args else ""
@@ -210,7 +213,7 @@ class Fatal(PerdureError):
 class ArtifactNotSaved(PerdureError):
     """`call.save` could not store the bytes: they are too large, or the place for them cannot be reached.
 
-    The tool may have acted before it wanted to save. So if the tool does not catch this exception, a `once` or `keyed`
+    The tool may have acted before it tried to save. So if the tool does not catch this exception, a `once` or `keyed`
     call is in doubt, and does not count as failed. `final`: another attempt would fail too.
     """
 
@@ -267,7 +270,8 @@ class ChildFailed(ToolFailed):
     def __init__(self, agent: str, call: int, *, run_id: str, kind: str, type: str, message: str) -> None:
         super().__init__(agent, call, kind=kind, type=type, message=message, attempts=1)
         self.run_id = run_id
-        # If a child of the child failed, its message is used without a change: nested messages would hide the cause.
+        # If a child of the child failed, its message is used without a change, because nested messages would hide the
+        # cause.
         self.args = (message if type == "ChildFailed" else f"child {run_id} ({agent}) failed: {type}: {message}",)
 
 

@@ -1,13 +1,13 @@
 """Fork: an agent goes on from a point of a recorded run, with other answers, another input, model or code.
 
 A fork is a rehearsal (core/rehearsal.py) behind the effect firewall: no tool touches the world, and nothing is stored.
-A call that the recording has no outcome for is answered by one of these, in this order:
+If the recording has no outcome for a call, the fork looks for an answer in this order:
 
 1. the answers that the caller gave (`Stub`);
 2. the tool's stand-in (`@tool.simulate`), which runs on the loop of an agent: it cannot do I/O or call tools;
-3. the tool itself if it is a `read`, or the model, and only if the caller allows that: `_perform` is the only door.
+3. the tool itself if it is a `read`, or the model, but only if the caller allows that (`_perform`).
 
-If none of them answers, the rehearsal stops there, and shows the exact call that the agent would make now.
+If it finds no answer, the rehearsal stops there, and shows the exact call that the agent would make now.
 """
 
 from __future__ import annotations
@@ -63,28 +63,31 @@ T = TypeVar("T")
 ForkStatus = Literal["succeeded", "failed", "cancelled", "stopped", "waiting"]
 _THREADS = 8
 _TRIES = 5  # the most attempts of a `read` or of a model in a rehearsal
-# The world did not answer. That says nothing about the agent, so the rehearsal ends with an error.
+# The world did not answer. This says nothing about the agent, so the rehearsal ends with an error.
 _AWAY = frozenset(("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died"))
 
 
 class Fork(Struct, frozen=True):
-    """What an agent would do from a point of a recorded run on. Nothing of it has happened, and nothing is stored."""
+    """What an agent would do after a point of a recorded run. No effect of the fork happens, and nothing is stored."""
 
     run_id: str
     agent: str
-    version: str  # of the code that was rehearsed
+    version: str  # the version of the code that was rehearsed
     at: int  # the event after which the fork begins
-    status: ForkStatus  # "stopped": at `would_call`; "waiting": for something that the recording does not have
+    status: ForkStatus  # "stopped": at the calls in `would_call`; "waiting": for post that the recording does not have
     output: Any
     error: str | None
     would_call: list[DiffCall]  # the calls that the agent would make now, and that have no answer
-    asked: Usage  # what this rehearsal has used: models that were asked, `read` tools that were called
+    asked: Usage  # what this rehearsal itself has used, by asking models and calling `read` tools
     unused_edits: list[int]  # edited calls that the agent did not make again
     diff: Diff  # left: the recorded run; right: the fork
 
 
 class Stub(Struct, frozen=True, forbid_unknown_fields=True):
-    """A prepared answer: what a call of this tool (or model) returns in a rehearsal. `args`: only calls with these."""
+    """A prepared answer for calls of a tool or a model in a rehearsal.
+
+    With `args`, only for calls with these arguments.
+    """
 
     tool: str
     args: dict[str, Any] = {}
@@ -93,15 +96,15 @@ class Stub(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Purse(Struct):
-    """How much rehearsals may spend together, in micro-dollars. None: there is no limit."""
+    """How much rehearsals may spend together, in micro-dollars. `limit` None: there is no limit."""
 
     limit: int | None = None
     spent: int = 0
     reserved: int = 0
-    dearest: int = 0  # the most expensive call so far: a call without an estimate may cost as much
+    dearest: int = 0  # the cost of the most expensive call so far; a call without an estimate may cost as much
 
     def reserve(self, estimate: Usage | None) -> int:
-        """Keep free what a call may cost. OverBudget if that is not left."""
+        """Reserve what a call may cost. Raises OverBudget if less than that is left."""
         amount = max(self.dearest, 0 if estimate is None else estimate.usd_micros)
         if self.limit is not None and self.spent + self.reserved + amount > self.limit:
             raise OverBudget
@@ -115,11 +118,11 @@ class Purse(Struct):
 
 
 class OverBudget(Exception):
-    """The purse of the rehearsals is empty. The rehearsal is given up, without a verdict."""
+    """Too little money is left for the rehearsals. The rehearsal stops without a verdict."""
 
 
 class UnknownPrice(InvalidInput):
-    """There is a budget, and a model whose price is not known would have to be asked."""
+    """There is a budget, but the rehearsal would have to ask a model whose price is not known."""
 
 
 def stubs_of(answers: Any) -> tuple[Stub, ...]:
@@ -161,7 +164,7 @@ class Forks:
         self._threads = Threads(_THREADS)
         self._asking = ReadingThreads()
         self._closers: dict[Hashable, Closer] = {}
-        guard()  # also in a rehearsal, an agent must not do I/O
+        guard()  # an agent must not do I/O in a rehearsal either
 
     async def __aenter__(self) -> Self:
         return self
@@ -182,12 +185,12 @@ class Forks:
         input: Mapping[str, Any] | UnsetType = UNSET,
         tenant: str | None = None,
     ) -> Fork:
-        """Rehearse the run with this agent from the event `at` on. Nothing is written.
+        """Rehearse the run with this agent, from the event `at` on. Nothing is written.
 
-        Without `at`: from before the first edited call's outcome on, or from the beginning. `edits`: number of a call →
-        the result that it has instead. `input`: the arguments of the agent, instead of the recorded ones. Errors:
-        NotFound, InvalidInput; Diverged if the code asks for other calls than the journal has up to that point;
-        NotReady if a `read` tool or a model cannot be reached.
+        Without `at`, the fork begins before the first outcome that is edited, or else at the beginning of the run.
+        `edits`: number of a call → the result to use instead. `input`: arguments of the agent that replace the
+        recorded arguments. Errors: NotFound, InvalidInput; Diverged if the code asks for other calls than the journal
+        has up to that point; NotReady if a `read` tool or a model cannot be reached.
         """
         row, journal = await self._ask(lambda: (self._row(run_id, tenant), self._reading.read(run_id)))
         events = [event for event in journal if event.seq <= row.seq]
@@ -268,12 +271,15 @@ class Forks:
 
     # -- answers ------------------------------------------------------------------------------------------------------
     async def _answer_all(self, rehearsal: Rehearsal, row: RunRow) -> Usage:
-        """Answer questions until the agent has ended, or no question can be answered. Returns what that has used."""
+        """Answer questions until the agent has ended, or no question can be answered.
+
+        Returns the usage of all answers.
+        """
         total = Usage()
         while rehearsal.outcome is None:
             questions = rehearsal.questions
             asked = (self._answer(one, rehearsal.machine.facts, row) for one in questions)
-            # Wait for all of them: if one raises an exception, no attempt of another one may go on in the background.
+            # Wait for all answers: if one of them raises an exception, no other attempt may go on in the background.
             answers = await asyncio.gather(*asked, return_exceptions=True)
             for problem in answers:
                 if isinstance(problem, BaseException):
@@ -281,7 +287,7 @@ class Forks:
             found = [(one.number, answer) for one, answer in zip(questions, answers, strict=True) if isinstance(answer, tuple)]
             for number, (completion, source, used) in found:
                 total = added(total, used)
-                # The agent may have ended, or may have stopped waiting for this call, since it got another answer.
+                # After an earlier answer of this loop, the agent may have ended, or may no longer wait for this call.
                 if rehearsal.outcome is None and number in rehearsal.machine.waits_for:
                     rehearsal.answer(number, completion, source)
             if not found:
@@ -290,7 +296,7 @@ class Forks:
 
     async def _answer(self, asked: Asked, facts: Facts, row: RunRow) -> tuple[Completion, Source, Usage] | None:
         if not isinstance(asked, CallTool):
-            return None  # a child or an approval has its recorded outcome, or the rehearsal stops here
+            return None  # a child or an approval has only its recorded outcome; without one the rehearsal stops here
         stub = next((stub for stub in self._answers if _is_for(stub, asked)), None)
         if stub is not None:
             return _stubbed(stub, asked), "answers", Usage()
@@ -301,9 +307,9 @@ class Forks:
         return None if performed is None else (performed[0], "read", performed[1])
 
     async def _perform(self, asked: CallTool, row: RunRow) -> tuple[Completion, Usage] | None:
-        """Call the tool or ask the model, if that changes nothing and the caller allows it. None: it is not allowed.
+        """Call the `read` tool or ask the model, if the caller allows it. None: it is not allowed.
 
-        This is the only door of a rehearsal to the world.
+        Only this method lets a rehearsal reach the world.
         """
         tool = asked.tool
         if tool.events is OF_MODEL:
@@ -336,7 +342,10 @@ class Forks:
             await asyncio.sleep(again)
 
     def _again(self, ended: Performed, tool: Any, attempt: int, key: str) -> float | None:
-        """Seconds until the next attempt; None: the agent is told about the failure. NotReady: no answer can be got."""
+        """Seconds until the next attempt; None: the agent gets the failure.
+
+        NotReady: the tool or model cannot be reached.
+        """
         assert not isinstance(ended, Returned)
         failure: Failure = ended.failure
         verdict = after_failure(failure, effect="read", attempt=attempt, retry=tool.retry, key=key, has_reconcile=False)
@@ -349,7 +358,8 @@ class Forks:
     def _call(self, asked: CallTool, attempt: int, row: RunRow) -> Call:
         timeout_s = asked.tool.timeout_s
         return Call(
-            key=secrets.token_hex(32),  # a key of the run would let a service take this for a call of the run
+            # With a key of the run, a service would take this request for a call of the run.
+            key=secrets.token_hex(32),
             run_id=row.run_id,
             number=asked.number,
             attempt=attempt,
@@ -375,7 +385,7 @@ def _status(rehearsal: Rehearsal) -> ForkStatus:
 
 # -- where a fork begins ----------------------------------------------------------------------------------------------
 def _point(run_id: str, events: Sequence[Event], at: int | None, edited: Sequence[int]) -> int:
-    """The event after which the fork begins. InvalidInput if no fork can begin there."""
+    """The event after which the fork begins. Raises InvalidInput if no fork can begin there."""
     past = history(events).whole
     claim = next((event.seq for event in past if isinstance(event.body, RunClaimed)), None)
     if claim is None:
@@ -410,7 +420,7 @@ def _before_outcome(run_id: str, events: Sequence[Event], number: int) -> int:
 
 
 def _edited(state: RunState, number: int, value: Any, run_id: str) -> bytes:
-    """The edited result as canonical JSON. A text is the answer of a model, too."""
+    """The edited result as canonical JSON. The answer of a model may be given as a text."""
     if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= state.numbers:
         raise InvalidInput(f"run {run_id} has no call {shown(number)}: its calls are 1 to {state.numbers}")
     call = state.calls.get(number)
@@ -427,7 +437,7 @@ def _is_for(stub: Stub, asked: CallTool) -> bool:
 
 
 def _holds(whole: Any, part: Any) -> bool:
-    """Does the JSON value have everything that `part` has? Objects may have more fields; all else must be equal."""
+    """Does `whole` contain `part`? An object may have more fields than `part` has; everything else must be equal."""
     if isinstance(part, dict) and isinstance(whole, dict):
         return all(name in whole and _holds(whole[name], value) for name, value in part.items())
     return codec.encode(whole) == codec.encode(part)
@@ -444,9 +454,10 @@ def _stubbed(stub: Stub, asked: CallTool) -> Completion:
 
 
 def _simulated(asked: CallTool, facts: Facts, max_steps: int) -> Completion | None:
-    """What the stand-in of the tool answers; None if the tool has no stand-in.
+    """The answer of the tool's stand-in; None if the tool has no stand-in.
 
-    The stand-in runs as an agent of its own: the sandbox refuses I/O, and a tool that it calls is never performed.
+    The stand-in runs as an agent on its own machine: the sandbox refuses I/O, and a tool that it calls is never
+    performed.
     """
     tool = asked.tool
     simulator = getattr(tool, "simulator", None)

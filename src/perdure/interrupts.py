@@ -1,8 +1,8 @@
 """Did an OS signal raise this KeyboardInterrupt or SystemExit, or did the running code raise it itself?
 
-The handler of a signal runs between two instructions of any code, and may raise there. Such an exception is a request
-to the process, and no error of the interrupted code. An exception that the code raises itself is an error of the code.
-Only the tracebacks of the two differ.
+The handler of a signal runs between two instructions of any code, and may raise an exception there. That exception is
+a request to the process, and no error of the interrupted code. An exception that the code raises itself is an error of
+the code. Only their tracebacks show the difference.
 """
 
 from __future__ import annotations

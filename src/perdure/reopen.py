@@ -1,8 +1,8 @@
 """Retry and rewind: a run goes on from an earlier event of its own journal.
 
-`plan` reads the journals of the run and of those of its children that have to go on too, and computes the events to
-write (core/reopen.py). Then it replays each journal, with these events, with the agent's present code. So a divergence
-is found before anything is written. `Plan.runs` is written in one transaction.
+`plan` reads the journals of the run and of the children that have to go on too, and computes the events to write
+(core/reopen.py). Then it replays each journal with these events, with the agent's present code. So a divergence is
+found before anything is written. `Plan.runs` is written in one transaction.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ class ReopenedCall(Struct, frozen=True):
     effect: str
     state: str  # "completed", "failed", "in_doubt" …
     key: str
-    undo: bool | None = None  # superseded calls only: has the tool a compensate hook? None: not known
+    undo: bool | None = None  # only for superseded calls: does the tool have a compensate hook? None: not known
 
 
 class Reopened(Struct, frozen=True):
-    """What a retry or a rewind does, or did."""
+    """What a retry or a rewind will do, or has done."""
 
     run_id: str
     back_to: int  # the event from which the run goes on
     before: str  # the version of the agent's code that has driven the run so far
     version: str  # the version that goes on with the run
-    kept: list[ReopenedCall]  # calls with a result that the agent keeps
-    again: list[ReopenedCall]  # calls that failed: attempted again, or asked about if they may have happened
-    # Calls that were made after `back_to`. If the agent makes one again, its recorded result is used. If not, its
-    # effect stays.
+    kept: list[ReopenedCall]  # calls with a result that the agent still knows
+    again: list[ReopenedCall]  # failed calls: they are attempted again, or are in doubt if they may have happened
+    # Calls that were made after `back_to`. If the agent makes such a call again, its recorded result is used. If not,
+    # its effect stays in the world.
     superseded: list[ReopenedCall]
-    open: list[str]  # calls without a result for which the agent waits: what becomes of each
-    next: list[str]  # what the agent asks for first
+    open: list[str]  # for each call without a result for which the agent waits: what happens with it now
+    next: list[str]  # what the agent asks for first, in words
     used: Usage  # what the run has used so far
     children: list[Reopened]  # the children that go on too
 
 
 class Plan(Struct, frozen=True):
-    """The writes of a retry or a rewind, and what they mean."""
+    """What a retry or a rewind writes, and the preview of it."""
 
     reopened: Reopened
     runs: Sequence[Reopen]
 
 
 def check_reopens(row: RunRow) -> None:
-    """Conflict, with the way out, if no run of this kind is ever reopened by itself. Its code is not needed to know."""
+    """Raise Conflict, with the way out, if such a run is never reopened by itself. The agent's code is not needed."""
     row.check_live()
     if (undone := undone_by(row.run_id)) is not None:
         raise Conflict(f"run {row.run_id} is the undo of run {undone}, and is not reopened", hint=shell.command("undo", undone))
@@ -81,7 +81,7 @@ def check_reopens(row: RunRow) -> None:
 
 
 class Planner:
-    """Computes what a retry or a rewind writes. It reads, and writes nothing."""
+    """Computes what a retry or a rewind would write. The planner only reads."""
 
     def __init__(
         self,
@@ -113,14 +113,14 @@ class Planner:
         tenant: str | None,
         agent: Agent[Any, Any] | None = None,
     ) -> Plan:
-        """The plan to go back to the event `to`; None: to where a retry goes back.
+        """The plan to go back to the event `to`. If `to` is None, to the event to which a retry goes back.
 
-        Errors: NotFound, Conflict, InvalidInput, AlreadyRunning; UnknownAgent; Diverged if the code asks for other calls
-        than the journal has up to that point.
+        Errors: NotFound, Conflict, InvalidInput, AlreadyRunning; UnknownAgent; Diverged if the code asks for other
+        calls than the journal has up to that point.
         """
         row = self._row(run_id, tenant)
         check_reopens(row)
-        sandbox.guard()  # an agent must not do I/O, also while it is replayed
+        sandbox.guard()  # an agent must not do I/O while it is replayed either
         runs: list[Reopen] = []
         agent = agent or self._agent_of(row.agent)
         return Plan(self._reopened(row, to, by, reason, fresh, agent, runs), runs)
@@ -137,7 +137,8 @@ class Planner:
         if row.status == "running" or row.holder is not None:
             raise AlreadyRunning(f"run {row.run_id} is held by a worker", hint=f"pause it first: {shell.command('pause', row.run_id)}")
         if self._reading.get(undo_id(row.run_id)) is not None:
-            # The journal still says that the calls have results, and the agent would rely on effects that are undone.
+            # According to the journal the calls have results. The agent would rely on these effects, but they are
+            # undone.
             raise Conflict(
                 f"run {row.run_id} has been undone, or is being undone, by run {undo_id(row.run_id)}, so it cannot go on; start a new run"
             )
@@ -175,7 +176,7 @@ class Planner:
         )
 
     def _hooks(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, bool]:
-        """Call → has its tool a compensate hook in this code?"""
+        """Number of a call → does its tool have a compensate hook in this code?"""
         asked = asked_in_all_branches(agent, state, events, self._load, self._max_steps)
         return {number: call.tool.compensator is not None for number, call in asked.items() if isinstance(call, CallTool)}
 
@@ -185,7 +186,7 @@ class Planner:
         return asked.agent if isinstance(asked, StartChild) else self._agent_of(state.children[number].agent)
 
     def _ended_meanwhile(self, state: RunState) -> dict[int, ChildFinished]:
-        """The ends of children that ended after the run was ended by force: the run was not told."""
+        """The ends of children that ended after this run was ended by force. The run was not told about them."""
         if not state.finished:
             return {}
         assert state.created is not None
@@ -206,7 +207,7 @@ class Planner:
 
 
 def _would_be(events: Sequence[Event], bodies: Sequence[tuple[AnyBody, int | None]], now: int, epoch: int) -> list[Event]:
-    """The events that would be written."""
+    """The events as they would be written."""
     last = events[-1].seq
     return [
         Event(seq, "0" * 32, now, epoch, call, last if seq == last + 1 else last + 1, body)
@@ -230,17 +231,19 @@ def _next(frontier: Frontier, state: RunState, fresh: bool) -> Iterator[str]:
 
 
 def _made_before(call: CallState | None, fresh: bool) -> str:
-    """What becomes of a call that a superseded event has requested, and that the agent requests again."""
+    """In words: what happens with a superseded call that the agent requests again."""
     if call is None or (call.phase == "completed" and not (fresh and call.effect == "read")):
         return "made before, its outcome is used again"
     if call.phase == "completed":
         return "made before, and made again"
     if call.phase != "failed":
-        return "made before, and it may have happened: that is found out first"
+        return "made before, and may have happened: this doubt is settled first"
     if is_certain_end(call):
         return "made before, its failure is used again"
     return (
-        "failed before, and is attempted again" if is_repeatable(call) else "failed before, and may have happened: that is found out first"
+        "failed before, and is attempted again"
+        if is_repeatable(call)
+        else "failed before, and may have happened: this doubt is settled first"
     )
 
 

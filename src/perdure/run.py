@@ -38,7 +38,7 @@ class Run:
 
     @property
     def tenant(self) -> str:
-        """The tenant of this run. If the start of the run named no tenant, "default"."""
+        """The tenant of this run: "default" if no tenant was named when the run was started."""
         return self._machine.facts.tenant
 
     @property
@@ -168,8 +168,8 @@ class Run:
     def patched(self, name: str) -> bool:
         """Should this run use the new code of a change in the agent?
 
-        True if the run reaches this place in the code for the first time. False if the run has passed this place
-        before the change, with the old code.
+        True if the run reaches this place in the code for the first time. False if the run passed this place with the
+        old code, before the change.
         """
         return self._machine.patched(identity.check_id(name, "run.patched: the name"))
 

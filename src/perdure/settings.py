@@ -61,15 +61,16 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # poison: see core/suspects.py.
     poison_limit: Count = 5
     inline_bytes: Count = 65536  # payloads above this size are stored as blobs
-    # Where larger artifacts go: file:///absolute/folder or s3://bucket/prefix. If empty, larger ones are refused.
+    # Where artifacts go that are larger than `artifact_database_bytes`: file:///absolute/folder or s3://bucket/prefix.
+    # If this is empty, larger artifacts are refused.
     artifacts: Text = ""
     artifact_database_bytes: Count = 64 * 1024 * 1024  # artifacts up to this size are stored in the journal's database
     max_steps: Count = 1_000_000  # an agent with more steps than this between two completions counts as stuck
     # After the end of a child or a decision about an approval, the worker holds the run for this long, because more
     # post may follow.
     linger_s: Span = 0.1
-    # How many parked runs a worker keeps in memory, and with how many MB by estimate: such a run continues without a
-    # replay. 0 keeps none.
+    # A worker keeps this many parked runs in memory, with at most this many MB by estimate. Such a run continues
+    # without a replay. 0: no parked run is kept.
     cache_runs: Amount = 256
     cache_mb: Amount = 64
     queues: Queues = {}

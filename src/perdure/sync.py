@@ -117,7 +117,7 @@ class Perdure:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            refuse_app()  # check this in the caller's thread: in the app's own thread no agent is visible
+            refuse_app()  # checked in the caller's thread, because in the app's own thread no agent is visible
             if self._loop is None:
                 raise InvalidInput("the app is not open: use it in a `with Perdure(…) as app:` block")
         except PerdureError:

@@ -37,8 +37,8 @@ from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalFilter, NewRun, RunRow
 from perdure.tool import Tool
 
-_VERSION = "undo-1"  # the version of undo_agent; its steps are the input of the run and no part of the version
-# The position of a child whose end is not in its parent's journal: after everything that the parent did.
+_VERSION = "undo-1"  # the version of undo_agent; the steps are input of the run, so they are no part of the version
+# The position of a child whose end is not in its parent's journal: such a child comes after all acts of the parent.
 _NEVER = 1 << 62
 
 
@@ -149,7 +149,7 @@ def survey(reading: Reading, row: RunRow, agent: Agent[Any, Any], max_steps: int
     """
     if agent.name != row.agent:
         raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, not to {agent.name!r}; name the code of its agent")
-    sandbox.guard()  # an agent must not do I/O, also while it is replayed
+    sandbox.guard()  # an agent must not do I/O while it is replayed either
     created = fold(reading.read(row.run_id)).created
     assert created is not None
     return Survey(row, created.key_namespace, _Surveyor(reading, max_steps).deeds(row.run_id, agent))
@@ -163,8 +163,8 @@ class _Surveyor:
     def deeds(self, run_id: str, agent: Agent[Any, Any] | None) -> list[_Found]:
         """The effects of a run and its children, the last effect first. None: this code does not have the agent.
 
-        The position of a child is the event that recorded its end in the parent's journal. What the parent did after
-        that event is undone before the child. If the run was reopened, the effects of superseded calls count too.
+        The position of a child is the event that recorded its end in the parent's journal. Effects of the parent after
+        that event are undone before the child. If the run was reopened, the effects of superseded calls count too.
         """
         events = self._reading.read(run_id)
         state = fold(events)
@@ -180,7 +180,8 @@ class _Surveyor:
         for call in state.calls.values():
             if call.number in settled:
                 continue
-            # Only a superseded call can be missing: this code does not make it, nor another call of its tool.
+            # Only a superseded call can be missing here: this code makes neither this call nor another call of its
+            # tool.
             made = asked.get(call.number)
             one = self._judge(run_id, call, made.tool if isinstance(made, CallTool) else None)
             if one is not None:
@@ -266,11 +267,11 @@ def _doubt(call: CallState) -> str | None:
         return f"it may have happened: {call.doubt or 'the run was ended while it was under way'}" if unsettled else None
     failure = call.failure
     if call.phase == "failed" and failure is not None and call.resolved_by is None:
-        # An `idempotent` call is made again without asking whether the last attempt happened. So nothing is known
-        # about an attempt that was cut off.
+        # An `idempotent` call is made again without asking whether the last attempt happened. So if an attempt was cut
+        # off, its outcome is not known.
         cut_off = failure.kind in IN_DOUBT_KINDS or failure.kind == "cancelled"
         if call.doubtful or (cut_off and call.effect == "idempotent"):
-            return f"it failed, and may have happened all the same: {failure.type}: {failure.message}"
+            return f"it failed, but it may have happened: {failure.type}: {failure.message}"
     return None
 
 
@@ -302,7 +303,7 @@ async def _undo_one(run: Run, step: dict[str, Any], deed: Deed, hook: Tool[..., 
             await hook(arguments=deed.arguments, result=deed.result)
             return True
         except ResultNotEncodable:
-            return True  # the hook has run, and its result is not needed
+            return True  # the hook has run, and this code does not need its result
         except ToolFailed as failed:
             decision = await run.request_approval(
                 f"retry {hook.name}",
@@ -354,7 +355,7 @@ async def begin(engine: Engine, clock: Clock, surveyed: Survey, settings: Settin
         key_scheme=KEY_SCHEME,
         key_namespace=surveyed.key_namespace,
     )
-    new = NewRun(run_id, created, clock.new_id(), clock.now(), codec.digest(encoded), () if blob is None else (blob,))
+    new = NewRun(run_id, created, clock.new_id(), clock.now(), codec.digest(encoded), () if blob is None else (blob,), undoes=row.seq)
     return (await engine.start(new))[0]
 
 

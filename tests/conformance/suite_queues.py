@@ -1,4 +1,7 @@
-"""What every Store must do about queues: lines, turns, limits, versions, rates and the doorbell. Part of StoreConformance."""
+"""What every Store must do about queues: lines, turns, limits, versions, rates and the bell.
+
+Part of StoreConformance.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ A1, A2, B1 = Served("a", "1"), Served("a", "2"), Served("b", "1")
 class QueueConformance:
     """Needs a `store` fixture."""
 
-    # -- whose turn it is ---------------------------------------------------------------------------------------------
+    # -- turns
+    # ----------------------------------------------------------------------------------------------------------
 
     def test_a_tenant_with_a_long_line_delays_anothers_single_run_by_one_place_at_most(self, store: Store) -> None:
         for n in range(40):
@@ -373,7 +377,7 @@ def claim(store: Store, limit: int, *, worker: str = "w", now: int = NOW + 100, 
 
 
 def take(store: Store, limit: int, **wanted: Any) -> list[Any]:
-    """The rows of what a claim gives, in its order."""
+    """The rows of the runs that a claim returns, in order."""
     return [claimed.row for claimed in claim(store, limit, **wanted)]
 
 

@@ -37,7 +37,10 @@ def check_journal(world: World, run_id: str = RUN) -> list[Event]:
 
 
 def check_intent_first(world: World, kind: str, run_id: str = RUN) -> None:
-    """At this moment, whatever has reached the world has a durable intent (G2). `read` needs none, a transaction is its own."""
+    """Every effect in the world has a durable intent at this moment (G2).
+
+    `read` needs no intent, a transaction commits its own.
+    """
     if kind in ("read", "transaction"):
         return
     _, events = world.look(run_id)

@@ -1,7 +1,7 @@
-"""Which test kills or harms a process where: every boundary of a run and every fault that perdure is to survive, with the tests that show it.
+"""Every boundary of a run, and every fault that perdure must survive, with the tests that show it.
 
-`make test` runs the first test of each case once, with the parameters `quick`; `make test-full` runs all the rest (see tests/sets.py).
-test_coverage.py checks that the tests exist, and on which store each is.
+`make test` runs the first test of each case once, with the parameters `quick`; `make test-full` runs all the rest (see
+tests/sets.py). test_coverage.py checks that the tests exist, and on which store each test runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Case:
 
     name: str
     tests: tuple[str, ...]  # file::function, below tests/
-    only: str = ""  # the one store that it is about; both, if there is none
+    only: str = ""  # the only store of this case; empty: both stores
     quick: str = ""  # the parameters with which `make test` runs the first of its tests; none, if that has no parameters
 
     @property

@@ -1,4 +1,7 @@
-"""The agents and tools that victims run: one tool for each effect class, each with the ledger as its world."""
+"""The agents and tools that victims run: one tool for each effect class.
+
+The effects of the tools go into the ledger.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Group(NamedTuple):
     example: str = ""
 
 
-# What the page has beside `perdure.__all__`: what methods return, and what other modules offer to users.
+# The names on the page in addition to `perdure.__all__`: what methods return, and what other modules offer to users.
 EXTRA: Mapping[str, Public] = {
     "Deed": undo.Deed,
     "CallPath": diff.CallPath,

@@ -1,4 +1,7 @@
-"""What `run`, `resume`, `why` and `migrate` say and refuse: start times, versions, silent workers, edited rows, other words."""
+"""What `run`, `resume`, `why` and `migrate` print and refuse.
+
+Start times, versions, silent workers, edited rows, typos.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +198,7 @@ def test_resume_says_what_comes_from_the_journal_and_what_happens_to_the_open_ca
     resumed = desk("resume", "r", code=code)
     assert resumed.stderr.splitlines()[0] == f"perdure: resuming run r: {said}"
     again = desk.ledger[before:]
-    assert (line in again) == ("made again" in said), again  # and it does what it says
+    assert (line in again) == ("made again" in said), again  # and it does what the line says
 
 
 def test_resume_of_a_run_without_an_open_call_says_so_and_of_a_finished_one_nothing(desk: Desk) -> None:

@@ -1,4 +1,4 @@
-"""Plans in files as people use them: real processes, their errors, and kills in the middle of steps that run at the same time."""
+"""Plans in files, as people use them: real processes, error messages, and kills while several steps run."""
 
 from __future__ import annotations
 

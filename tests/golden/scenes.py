@@ -1,4 +1,4 @@
-"""What happens to the runs whose journals are kept: one story after the other, each in as many lives as it takes."""
+"""What happens to the runs whose journals are kept: one scene after the other, each in as many lives as it needs."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def follow_plan(stage: Stage) -> None:
     assert (await stage.app.undo("planned", by="ann", accept=True)).status == "succeeded"
 
 
-# -- left as they are, for whoever comes later ------------------------------------------------------------------------------------------
+# -- runs that are left unfinished, for later versions ---------------------------------------------------------------
 async def leave(stage: Stage) -> None:
     for run_id in ("asleep", "paused"):
         await stage.start("steady", run_id, run_id)

@@ -133,9 +133,9 @@ def test_what_a_tool_fails_with_is_told_and_a_server_that_dies_is_started_again(
             await server.call("fail", why="out of stock")
         except ToolFailed as error:
             told.append([*failure(error), "out of stock" in error.message])
-        told.append(await server.call("faint"))  # dies the first time: it only reads, and is asked again
+        told.append(await server.call("faint"))  # dies the first time: it only reads, so it is asked again
         await server.call("crash")
-        return told  # never: nobody knows whether the crash was after the effect
+        return told  # never reached: it is not known whether the crash came after the effect
 
     async def main() -> None:
         async with app_on(tmp_path, trouble) as app:

@@ -1,4 +1,4 @@
-"""Mutants of the effect firewall of rehearsals, and of what a fork is refused for."""
+"""Mutants of the effect firewall of rehearsals, and of the reasons for which a fork is refused."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ FORK = (
         promise="T35",
         file="fork.py",
         where="Forks.__init__",
-        old="        guard()  # also in a rehearsal",
-        new="        # also in a rehearsal",
+        old="        guard()  # an agent must not do I/O",
+        new="        # an agent must not do I/O",
         red="tests/e2e/test_fork_cli.py::test_a_stand_in_that_writes_a_file_is_refused_in_a_process_without_a_worker",
         store="sqlite",
     ),

@@ -92,7 +92,7 @@ _WORDS = {
     "calls": "a call changes its state only as its table allows",
     "duplicates": "a message that is sent twice counts once",
     "security": "text, files and servers of other users cannot control perdure",
-    "specimens": "an imported copy of a run is never driven, and takes nothing",
+    "specimens": "an imported copy of a run is never driven, and accepts no post",
     "storage": "a commit is complete or absent; an unknown outcome is looked up",
 }
 _STORES = {"none": "–", "sqlite": "SQLite", "postgres": "PostgreSQL", "both": "both"}

@@ -138,7 +138,8 @@ def test_the_keys_of_calls_and_the_uuids_of_lives_are_all_different(url: str, st
 
     async def main_() -> list[str]:
         async with Perdure(url, agents=[unique]) as app:
-            return await app.run(unique, id="r")
+            told: list[str] = await app.run(unique, id="r")
+            return told
 
     assert len(set(asyncio.run(main_()))) == 3
     assert len(seen) == len(set(seen)) == 4
@@ -181,7 +182,8 @@ def test_what_is_open_goes_on_and_is_the_same_when_it_is_asked_for_again(url: st
             await app.signal("r/2", "go", "child")
             (pending,) = await app.approvals()
             await app.approve(pending.approval, by="ann")
-            return await handle.result(timeout=10)
+            told: dict[str, Any] = await handle.result(timeout=10)
+            return told
 
     told = asyncio.run(main_())
     assert told["told"] == ["a is done", "child", "heard"]
@@ -213,7 +215,8 @@ def test_a_call_that_the_next_life_does_not_ask_for_ends_before_the_run(url: str
 
     async def main_() -> str:
         async with Perdure(url, agents=[leaving]) as app:
-            return await app.run(leaving, id="r")
+            told: str = await app.run(leaving, id="r")
+            return told
 
     assert asyncio.run(main_()) == "done"
     assert DONE == ["left"]

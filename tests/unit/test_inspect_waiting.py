@@ -1,4 +1,4 @@
-"""The page about a run that waits without a process: for whom or what, until when, what happens then, and what to type."""
+"""The page about a parked run: what it waits for, until when, what happens then, and what to type."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_call_that_waits_for_an_approval_says_so_and_offers_its_editable_field
     assert one.tool
     assert "then it counts as expired: refund is not made" in one.then
     assert page.never_started[0] == f'call 1: refund(cents=900, order="o-1"): not sent: approval {one.approval} is needed'
-    # Nothing that would, pasted as it is, approve what was proposed under the name of an edit.
+    # A suggested command must not approve the proposed values under the name of an edit, if it is pasted unchanged.
     assert shlex.split(commands(page)[1])[-2:] == ["--edit", '{"cents": NEW}']
     assert page.next[1].does == "say yes with other values: cents is 900 now"
     assert re.search(r" since .* UTC \(.*\): until .* \(in .*\), then it counts as expired", page.sentence)
@@ -288,19 +288,19 @@ def test_a_version_that_no_worker_serves_is_named_with_both_ways_out(store: Stor
     assert page.unserved == "no worker serves version 1 of sleeper: 1 worker is alive, with version 2"
     assert page.unserved in page.sentence
     assert commands(page)[0].startswith("perdure worker ")
-    # The file that was recorded is where the old version was: what goes on with it lies where only a person knows.
+    # The recorded file has the old version: only a person knows where the new code is.
     assert commands(page)[1:3] == ["perdure resume later NEW_FILE.py:sleeper --adopt", "perdure replay later NEW_FILE.py:sleeper"]
     store.register("w", "host:1", 1, Clock().now(), [Served("sleeper", "1")], ["slow"])
     page = page_of(store, "later", later_us=0)
     assert page.unserved == "no worker takes from queue default: 1 worker is alive, for slow"
-    # Nothing is wrong with its version: somebody has to take from its queue, that is all.
+    # Nothing is wrong with its version: a worker only has to serve its queue.
     assert not [command for command in commands(page) if "--adopt" in command or "replay" in command]
     assert [command.split()[1] for command in commands(page)] == ["worker", "resume", "cancel"]
     store.register("w", "host:1", 1, Clock().now(), [Served("sleeper", "1")])
     assert page_of(store, "later").unserved is None
     row = store.get("later")
     assert row is not None
-    assert missing(row, []) is None  # nobody is there at all: that is another trouble
+    assert missing(row, []) is None  # no worker is alive: this is another problem
 
 
 def test_a_tool_that_has_changed_and_a_version_that_was_adopted_are_told(tmp_path: Path) -> None:

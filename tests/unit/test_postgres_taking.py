@@ -1,4 +1,7 @@
-"""Creating and claiming in one statement each on PostgreSQL, where there is nothing to weigh: the same as in a transaction, and less of it."""
+"""Creating and claiming a run with one statement each on PostgreSQL.
+
+The same result as in a transaction, with less work.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def store(postgres: Server) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def statements(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of all statements from here on; not those of the thread that listens for rings."""
+    """The names of all statements from here on, without the thread that listens for rings."""
     names: list[str] = []
     plain, here = PostgresCursor._run, threading.get_ident()
 
@@ -168,7 +171,10 @@ def test_whoever_was_too_slow_looks_again_before_everything_is_weighed(
 def test_what_a_lost_statement_takes_late_is_driven_beside_what_was_taken_since(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, under_way: bool
 ) -> None:
-    """Its rows were locked when the transaction looked, and it passed them by. One that is still under way is waited for."""
+    """Its rows were locked when the transaction ran, so the transaction skipped them.
+
+    A statement under way is waited for.
+    """
     for run_id in ("r1", "r2"):
         store.create_run(new_run(run_id))
     gate = Gate(store.url)
@@ -302,7 +308,7 @@ def test_an_id_that_is_taken_is_no_new_run(store: PostgresStore) -> None:
 
 
 def test_the_id_of_a_run_that_is_just_being_pruned_starts_nothing(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T14: the prune has deleted the run and not committed; whoever starts it again finds the run, or its tombstone."""
+    """T14: the prune has deleted the run and not committed; a new start finds the run or its tombstone."""
     store.create_run(new_run("r"))
     assert store.append([claim_one(store, "r").append(RunSucceeded(payload("done")), row=RowChange("succeeded"))]) == [Committed()]
     pruner = opened(store.url)

@@ -10,7 +10,7 @@ import pytest
 from perdure import InvalidInput, Perdure, ReAct, tool
 from perdure.core.events import CheckpointTaken, ModelCallInitiated
 from perdure.core.state import fold
-from perdure.models.messages import Answer, Assistant, Request, ToolResult, ToolUse, User, check
+from perdure.models.messages import Answer, Assistant, Message, Request, ToolResult, ToolUse, User, check
 from perdure.models.model import Model
 from perdure.models.scripted import Scripted
 
@@ -151,7 +151,12 @@ def test_the_conversation_keeps_an_assistant_and_its_results_together() -> None:
     from perdure.agents.react.agent import _Talk
 
     uses = tuple(ToolUse(f"u{place}", "look", {}) for place in range(3))
-    talk = [User("go"), Assistant("", uses), *(ToolResult(use.id, "look", "x" * 5_000) for use in uses), Assistant("", uses[:1])]
+    talk: list[Message] = [
+        User("go"),
+        Assistant("", uses),
+        *(ToolResult(use.id, "look", "x" * 5_000) for use in uses),
+        Assistant("", uses[:1]),
+    ]
     talk.append(ToolResult("u0", "look", "y"))
     conversation = _Talk.__new__(_Talk)
     conversation.messages = talk

@@ -132,11 +132,13 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
     return stop
 
 
-# -- before a run is driven: may it begin, may this code go on with it, and what happens to its open calls
+# -- before a run is driven: may it begin, may this code continue it, and what happens to its open calls?
 
 
 async def check_version(app: Perdure, row: RunRow, given: str) -> None:
-    """WrongVersion if this process has the agent in other versions only. `given`: the TARGET that the user typed.
+    """Raise WrongVersion if this process has only other versions of the agent.
+
+    `given`: the TARGET that the user typed.
 
     The hint suggests --adopt only if this code asks for the calls that the journal has.
     """
@@ -152,7 +154,7 @@ async def check_version(app: Perdure, row: RunRow, given: str) -> None:
         make = partial(agent.machine_of, load=app.load, max_steps=app.settings.max_steps)
         return compare(row.run_id, events, state, make, app.load)
 
-    found = await asyncio.to_thread(replayed)  # on a thread, since it runs an agent: see Perdure.adopt
+    found = await asyncio.to_thread(replayed)  # in a thread, because it runs an agent: see Perdure.adopt
     message = f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and this code is {_versions(here)}"
     words = f" {given}" if given else ""
     if isinstance(found, Same):
@@ -189,7 +191,7 @@ def _resuming(app: Perdure, row: RunRow) -> str | None:
         ended &= known_calls(events)
     kept = f"{plural(len(ended), 'call comes', 'calls come')} from the journal" if ended else "no call has a result yet"
     if (agent := app.versions.get(Served(row.agent, row.version))) is None:
-        return None  # the drive refuses it
+        return None  # `drive` will refuse the run
     if not state.open:
         waits = f"waits for {plural(len(state.alive), 'child', 'children')}"
         return f"{kept}, and its agent {waits if state.alive else 'goes on'}"
@@ -197,7 +199,7 @@ def _resuming(app: Perdure, row: RunRow) -> str | None:
         # The replay finds the tool of each call in the code: its reconcile hook, and how long its keys are valid.
         frontier = agent.replayed(state, events, app.load, app.settings.max_steps)
     except PerdureError:
-        return None  # the code does not fit the journal: the drive says so, and stops
+        return None  # the code does not fit the journal: `drive` says so, and stops
     now, asks = common.now_at(app.reading), app.settings.reconcile_asks
     told = [open_call_words(call, frontier, state, max_asks=asks, now=now) for call in list(state.open.values())[:SHOWN]]
     more = f"; and {plural(len(state.open) - SHOWN, 'more call')}" if len(state.open) > SHOWN else ""
@@ -212,9 +214,11 @@ async def drive(app: Perdure, run_id: str, *, wait: bool) -> RunRow:
 
 
 async def drive_or_take_over(app: Perdure, run_id: str, *, wait: bool) -> RunRow:
-    """Like `drive`. If a silent worker holds the run, wait until its lease has run out, and take the run over.
+    """Like `drive`.
 
-    AlreadyRunning if the worker is alive, or without `wait`.
+    If a silent worker holds the run, wait until the lease of that worker has ended, and take over the run.
+
+    Raises AlreadyRunning if the worker is alive, or if `wait` is False.
     """
     stop = stop_on_signals(asyncio.get_running_loop())
     async with _progress(app, run_id):
@@ -226,7 +230,7 @@ async def drive_or_take_over(app: Perdure, run_id: str, *, wait: bool) -> RunRow
                 row = await app.handle(run_id).row()
                 if row.status != "paused":
                     raise
-                return row  # it was paused just now
+                return row  # the run was paused meanwhile
             except AlreadyRunning:
                 row = await _status(app, run_id, stop)
                 holder = worker_of(app, row)

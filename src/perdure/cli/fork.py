@@ -54,9 +54,10 @@ def command(
 ) -> int:
     """Rehearse RUN from an event on, with this code: what would its agent do? Nothing is called, nothing is stored.
 
-    Calls with a recorded outcome get that outcome. Others are answered by --answers, then by the tool's stand-in
-    (@tool.simulate), then, only with --reads, by `read` tools and models. At any other call the rehearsal stops, and
-    shows the call with its exact arguments. Then follows the diff to the recorded run.
+    A call with a recorded outcome gets that outcome. For any other call, the answer comes from --answers, or else from
+    the tool's stand-in (@tool.simulate), or else, only with --reads, from `read` tools and models. At a call without
+    an answer the rehearsal stops, and shows the call with its exact arguments. Then it prints the diff to the recorded
+    run.
     """
     if len(words) > 2:
         raise InvalidInput("give one run and at most one target: perdure fork RUN [TARGET]")
@@ -155,7 +156,7 @@ def edits_of(words: Iterable[str]) -> dict[int, Any]:
 
 
 def read_answers(file: str | None) -> Sequence[Stub]:
-    """The prepared answers in this file; none without a file."""
+    """The prepared answers in this file; no answers if no file is given."""
     if file is None:
         return ()
     from perdure.fork import stubs_of

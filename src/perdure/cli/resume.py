@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 def command(
     run_id: str, target: str | None, tools: str | None, adopt: bool, now: bool, no_wait: bool, url: str | None, as_json: bool
 ) -> int:
-    """Drive RUN here until it ends, also if it needs attention. For a run that has ended, print the result.
+    """Drive RUN in this process until it ends, even if it needs attention. If RUN has ended, print its result.
 
-    Without TARGET the code recorded with the run is used, if it is your own file below this folder or beside the
-    database, declares the agent, and no other user can write to it or to its folder.
+    Without TARGET the recorded code of the run is used. The file of this code must be your own file below this folder
+    or beside the database, it must declare the agent, and no other user may be able to write to it or to its folder.
     """
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)
@@ -112,11 +112,11 @@ async def _resume(
 
 
 async def _record_early(app: Perdure, run_id: str) -> None:
-    """Record who begins the run before its time. The claim that follows begins it."""
+    """Record who lets the run begin before its time. The next claim begins the run."""
     try:
         await app.engine.post(run_id, RunUnpaused(by=os_user(), note="perdure resume --now", early=True))
     except Conflict:
-        pass  # it has begun meanwhile
+        pass  # the run has begun meanwhile
 
 
 async def _adopt(app: Perdure, row: RunRow, given: str, *, url: str | None, as_json: bool) -> int:

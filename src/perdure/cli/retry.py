@@ -1,4 +1,4 @@
-"""`perdure retry`: let runs that have failed or were cancelled go on; one run, several, or all that a query finds."""
+"""`perdure retry`: let runs that have failed or were cancelled go on: one run, several, or all that match a query."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def command(
     """Let runs that have failed or were cancelled go on.
 
     Calls that failed are attempted again, by the rules of their effect class. Calls that have a result are not made
-    again. If the agent itself failed, its last step is taken again with the code of now. A run that needs attention
-    goes on as after `perdure unpause`. Without TARGET the code recorded with each run is used, as by `perdure resume`.
+    again. If the agent itself failed, it takes its last step again, with the present code. A run that needs attention
+    goes on as after `perdure unpause`. Without TARGET the recorded code of each run is used, as in `perdure resume`.
     """
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)
@@ -101,7 +101,7 @@ def command(
 
 
 def _query(where: str, now: int) -> Query:
-    """The query. Without a status it means failed runs: a run that was cancelled was cancelled on purpose."""
+    """The query. Without a status it selects failed runs only, because people cancel runs on purpose."""
     query = parse_query(where, now)
     if not query.statuses:
         return structs.replace(query, statuses=("failed",))
@@ -112,7 +112,10 @@ def _query(where: str, now: int) -> Query:
 
 
 def _split(store: Reading, words: tuple[str, ...], where: str | None) -> tuple[list[str], str | None]:
-    """The runs, and the TARGET if the last word is one: a file, or a module with a name, and no run has that id."""
+    """(runs, TARGET).
+
+    The last word is a TARGET if it names a file, or a module with a name, and is not the id of a run.
+    """
     run_ids, target = list(dict.fromkeys(words)), None
     if run_ids and (where is not None or len(run_ids) > 1):
         last = run_ids[-1]
@@ -143,7 +146,7 @@ def _check_ended(row: RunRow) -> None:
 def agents_of(
     store: Reading, row: RunRow, target: str | None, tools: str | None, settings: Settings, verb: str, options: str
 ) -> list[Agent[Any, Any]]:
-    """The code that goes on with the run: the TARGET that the user typed, or the target that the run has recorded."""
+    """The code that continues the run: the TARGET that the user typed, or the recorded target of the run."""
     from perdure.reopen import check_reopens
 
     check_reopens(row)
@@ -165,7 +168,7 @@ async def _one(settings: Settings, run_id: str, agents: list[Agent[Any, Any]], o
 
 # -- a run that needs attention ---------------------------------------------------------------------------------------
 def check_can_go_on(row: RunRow, state: RunState) -> None:
-    """Conflict if a run that needs attention stops again at once: a person has to say something first."""
+    """Raise Conflict if a run that needs attention would stop again at once, because a person has to decide first."""
     why = shell.command("why", row.run_id)
     if row.attention == "in_doubt":
         doubts = [f"call {call.number} ({call.tool})" for call in state.open.values() if call.phase == "in_doubt"]
@@ -201,7 +204,7 @@ async def _unpause_one(settings: Settings, store: Reading, row: RunRow, order: O
 
 # -- many runs --------------------------------------------------------------------------------------------------------
 class _Sample(Struct):
-    """What the query finds: how many runs, of which agents, and the first few."""
+    """A summary of the runs that the query finds: how many runs, their agents, and the first few runs."""
 
     count: int = 0
     left_out: int = 0
@@ -210,7 +213,10 @@ class _Sample(Struct):
 
 
 class _Crowd:
-    """Retries many runs, one after the other. Each is journaled by itself, so the same command can be typed again."""
+    """Retries many runs, one after the other.
+
+    Each retry is one commit, so a person can type the same command again.
+    """
 
     def __init__(
         self, settings: Settings, order: Order, target: str | None, tools: str | None, query: Query | None, run_ids: list[str], now: int
@@ -220,7 +226,7 @@ class _Crowd:
         self._query = query
         self._run_ids = run_ids
         self._now = now
-        # With a TARGET, all its agents serve all runs. Without it, each run has recorded its own.
+        # With a TARGET, all runs use its agents. Without it, each run uses its own recorded target.
         self._given = None if target is None else with_children([one.agent for one in load_targets(target, tools)])
         self._loaded: dict[str, list[Agent[Any, Any]]] = {}
         self._apps: dict[str, Perdure] = {}
@@ -237,7 +243,7 @@ class _Crowd:
                 return common.SUCCEEDED
             if not order.dry_run and found.count:
                 self._ask(found)
-            # From here on a signal stops the work between two runs. Before, Ctrl-C ends the question.
+            # From here on a signal stops the work between two runs. Before this line, Ctrl-C ends the question.
             stop = stop_on_signals(asyncio.get_running_loop())
             async for row in self._each(reading):
                 if stop.is_set():
@@ -251,14 +257,17 @@ class _Crowd:
             return self._report(found, stopped=stop.is_set())
 
     async def _reading(self) -> Reading:
-        """An app without agents, to read with."""
+        """An app without agents, only for reading."""
         from perdure.app import Perdure
 
         app = await self._open.enter_async_context(Perdure(settings=self._settings))
         return app.reading
 
     def _rows(self, reading: Reading) -> Iterator[RunRow]:
-        """The runs, newest first. A run that has changed since the question is left out: the person has not seen that."""
+        """The runs, newest first.
+
+        A run that has changed since the question is left out, because the person has not seen it.
+        """
         if self._query is not None:
             yield from (row for row in self._query.rows(reading) if row.updated_at <= self._now)
             return
@@ -278,7 +287,12 @@ class _Crowd:
         return found
 
     def _is_left_out(self, row: RunRow) -> bool:
-        """A child goes on with its parent, an undo with `perdure undo`, and a specimen never. If named, the error says so."""
+        """Does the query leave out this run?
+
+        A child continues with its parent, an undo with `perdure undo`, a specimen never.
+
+        If the user names such a run, an error says this.
+        """
         others = row.parent is not None or row.specimen is not None or undone_by(row.run_id) is not None
         return self._query is not None and others
 

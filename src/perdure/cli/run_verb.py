@@ -177,12 +177,11 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
             _started(row, resume_command(app.reading, row, settings.url, url), common.now_at(app.reading), as_json)
             return common.SUCCEEDED
         if wanted.options["id"] is None:
-            # Before the agent acts: after a crash, this id is how the user finds the run.
+            # Print the id before the agent acts: after a crash, the user needs this id to find the run.
             common.note(f"perdure: run {handle.id}; if this process ends first: {resume_command(app.reading, row, settings.url, url)}")
         await check_version(app, row, wanted.given)
-        # Do not requeue a run that needs a person: a script may run this command twice. `resume` and `unpause`
-        # requeue such a run.
-        # The time to begin is that of the run, also if an earlier command has created it.
+        # Do not requeue a run that needs a person: a script may run this command twice. `resume` and `unpause` requeue
+        # such a run. The run's own `not_before` counts, even if an earlier command has created the run.
         begins = (row.ready_at or 0) if begins_later(row, common.now_at(app.reading)) else 0
         if row.status not in ("needs_attention", "paused") and wait:
             row = await drive_or_follow(app, handle.id, not_before=begins)

@@ -59,14 +59,14 @@ def command(run_id: str, url: str | None, as_json: bool) -> None:
 
 
 def _failing(store: Reading, row: RunRow, settings: Settings) -> InspectedFrame | None:
-    """The line that failed and its variables, if the code that `resume` would load is still that of the run."""
+    """The line that failed and its variables, if the code that `resume` would load is still the code of the run."""
     from perdure.cli.inspect_run import opened_run  # imported only for runs that failed
 
     try:
         with redirect_stdout(sys.stderr), opened_run(store, row, recorded_target(store, row, settings.url), None, settings) as moment:
             return failing_frame(look_inside(moment))
     except PerdureError:
-        return None  # the code is gone, has another version, or asks for something else: the page is complete without it
+        return None  # the code is gone, has another version, or diverges: the page is complete without it
 
 
 def _print(page: Why, now: int, options: str) -> None:
@@ -164,7 +164,7 @@ def _ended(page: Why, ended: list[Done], count: int, now: int, options: str) -> 
 
 
 def _superseded(page: Why, now: int, options: str) -> list[str]:
-    """What the run did before it was reopened, and how to take it back."""
+    """What the run did before it was reopened, and how to undo that."""
     if not page.superseded:
         return []
     shown = page.superseded[-SUPERSEDED_SHOWN:]

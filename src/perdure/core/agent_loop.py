@@ -46,7 +46,7 @@ class AgentTask(asyncio.Task[Any]):
         self.number = number + (id(loop) << 12)
         super().__init__(coro, loop=loop, name=name, context=context)
         self.number = number
-        forgo_warning(self)  # the machine of a parked run is closed while its tasks are pending
+        forgo_warning(self)  # a parked run is closed while its tasks are pending, so a warning would be wrong
 
     def __hash__(self) -> int:
         return self.number
@@ -130,8 +130,9 @@ class AgentLoop(asyncio.AbstractEventLoop):
         hooks = None if self._hooked else sys.get_asyncgen_hooks()
         ready = self._ready
         steps = 0
-        # An OS signal can raise an exception after every call of a function. So each change is made inside of a `try`
-        # whose `finally` takes it back, and the exception goes to the outer loop as if no agent had run.
+        # An OS signal can raise an exception after every call of a function. So each change is made inside a `try`
+        # block, and its `finally` block undoes the change. Then the exception goes to the outer loop as if no agent
+        # had run.
         try:
             if outer_task is not None:
                 set_current_task(outer, None)
@@ -168,7 +169,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
                         set_current_task(outer, outer_task)
 
     def go_on(self) -> None:
-        """If the agent is just handling the exception of an OS signal, raise that exception again.
+        """If the agent is handling the exception of an OS signal right now, raise that exception again.
 
         This is called before anything is recorded. A signal may make code in an `except` or `finally` block run. That
         code must record nothing, because a replay would not run it.
@@ -335,7 +336,7 @@ _GIVEN = _AS_COMPLETED.co_varnames[0 if _as_completed is None else 1]
 
 
 def _given_to_as_completed() -> Any:
-    """If asyncio.as_completed is creating a task right now, its argument. If not, None."""
+    """The argument of asyncio.as_completed, if as_completed is creating a task right now. If not, None."""
     frame: FrameType | None = sys._getframe(2)
     if frame is None or not frame.f_code.co_name.endswith("ensure_future"):
         return None

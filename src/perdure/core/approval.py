@@ -216,7 +216,7 @@ class Ruling(Struct, frozen=True, gc=False):
 
 
 class ApprovalFacts(Struct, frozen=True, gc=False):
-    """What a judgement needs besides the standing.
+    """The facts that a judgement needs in addition to the standing.
 
     `input` and `schema` are JSON. They are needed only for a vote with an edit.
     """

@@ -54,7 +54,7 @@ class Ledger(Struct, frozen=True, gc=False):
     reserved: Amounts
 
 
-# perdure has its own decimal context: the decimal context of the host program must not change amounts.
+# perdure has its own decimal context, so that the decimal context of the host program cannot change amounts.
 _ROUNDING = Context(prec=60, rounding="ROUND_HALF_UP")
 _NAMES = {"usd_micros": "usd", "tokens": "tokens", "calls": "calls", "busy_us": "seconds"}
 _MOST_WHOLE, _MOST_COUNTED = 10**12, 10**15  # a sum of several amounts of this size still fits into 64 bits
@@ -69,7 +69,7 @@ def amounts_of(usage: Usage | None, *, calls: int = 0, busy_us: int = 0) -> Amou
 
 
 def most_of(one: Usage | None, other: Usage | None) -> Usage | None:
-    """The maximum of both, field by field."""
+    """For each field, the larger value of the two."""
     if one is None or other is None:
         return one or other
     return Usage(

@@ -1,7 +1,7 @@
-"""Canonical JSON: what the journal can hold, and how values are encoded and decoded.
+"""Canonical JSON: which values the journal can hold, and how values are encoded and decoded.
 
-The rule: a live call returns decode(encode(x)) to the agent, so live execution and replay cannot differ.
-Stored bytes are hashed and compared without a change. They are never decoded and encoded again for a comparison.
+The rule: a live call returns decode(encode(x)) to the agent, so live execution and replay cannot differ. Stored bytes
+are hashed and compared without a change. They are never decoded and encoded again for a comparison.
 """
 
 from __future__ import annotations

@@ -19,7 +19,10 @@ from typing import Any, NamedTuple
 
 
 def forgo_warning(task: asyncio.Task[Any]) -> None:
-    """Do not warn when this task is destroyed while it is pending. For the task of a parked run that is intended."""
+    """Do not warn when this task is destroyed while it is pending.
+
+    The tasks of a parked run are destroyed like that.
+    """
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
@@ -106,7 +109,7 @@ _DRIVEN = (CoroutineType, AsyncGeneratorType, GeneratorType)
 
 
 def waiting_frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """The frames of the coroutines of a task that waits, from the task's own coroutine to the innermost one."""
+    """The frames of the coroutines of a waiting task: first the task's own coroutine, last the innermost coroutine."""
     awaited: Any = task.get_coro()
     for _ in range(_DEEPEST):
         kind, frame = type(awaited), None
@@ -119,8 +122,8 @@ def waiting_frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
         elif awaited is None:
             return
         else:
-            # What `async for`, `anext`, `aclose` and `coroutine.__await__` give is an object of C without attributes.
-            # The garbage collector knows which coroutine or generator it drives.
+            # `async for`, `anext`, `aclose` and `coroutine.__await__` give a C object without attributes. The garbage
+            # collector knows which coroutine or generator this object drives.
             awaited = next((one for one in gc.get_referents(awaited) if type(one) in _DRIVEN), None)
         if frame is not None:
             yield frame

@@ -74,7 +74,7 @@ class GiveUp(Struct, frozen=True):
     """Fail the call: the agent no longer waits for it, and no effect is in doubt."""
 
 
-_CLOCK_SLACK_S = 60.0  # if the clock was set back by no more than this, the age of a key is still known well enough
+_CLOCK_SLACK_S = 60.0  # if the clock was set back by at most this, the age of a key is still known well enough
 # The result of a transaction is in the same commit as its effect: an intent without a result proves that the effect
 # did not happen.
 _REPEATABLE = frozenset(("read", "idempotent", "transaction"))
@@ -99,7 +99,8 @@ def decide(
 def _by_phase(call: CallState, has_reconcile: bool, key_window_s: float, max_asks: int, wanted: bool, now: int) -> Verdict:
     match call.phase:
         case "retry_wait" | "failing" | "idle" | "proposed" | "approved" if not call.doubtful:
-            # Every attempt so far certainly did not happen, or may be repeated: the effect class does not matter.
+            # Each attempt so far certainly did not happen, or may be repeated. So the effect class does not matter
+            # here.
             if not wanted:
                 return GiveUp()
             if call.retry_at is not None and call.retry_at > now:
@@ -153,10 +154,10 @@ def quiet_after_s(call: CallState, patience: Patience) -> float | None:
 
     When an attempt or its process is stopped, a request that was sent already is not cancelled. The request may stay
     in a queue of the network or of the service for as long as its sender would have waited. So the wait is the
-    time-out of the attempt plus `settle`, counted from the last moment when the attempt could have sent a request
-    (T22, T31). That moment is the end of the attempt or of its worker, if one of these is known. If neither is known,
-    the worker may still be alive. Then it may perform the attempt until the attempt's time-out or, without a time-out,
-    for ever.
+    time-out of the attempt plus `settle`. The wait begins at the last moment when the attempt could have sent a
+    request (T22, T31). That moment is the recorded end of the attempt, or the recorded end of its worker. If neither
+    end is recorded, the worker may still be alive. Then it may perform the attempt until the attempt's time-out or,
+    without a time-out, for ever.
     """
     if never_quiet(call):
         return None
@@ -181,7 +182,7 @@ def quiet_at(call: CallState, patience: Patience) -> int | None:
 
 
 def about_unknown(call: CallState, key_window_s: float, now: int, why: str = "it may or may not have happened") -> Perform | Park:
-    """The verdict when the outcome of an attempt is unknown: repeating is safe only with a key inside its window."""
+    """The verdict when the outcome of an attempt is unknown. To repeat is safe only with a key inside its window."""
     age_s = (now - call.first_ts) / 1e6
     if call.effect == "keyed":
         # The service expires keys by its wall clock, so the age of the key is measured by the local wall clock. After
@@ -213,7 +214,10 @@ class Rules(Protocol):
 
 
 class After(Struct, frozen=True, gc=False):
-    """The events to record, in order, and then the verdict. If the verdict is None, `decide` gives it."""
+    """The events to record, in order, and then the verdict.
+
+    If the verdict is None, the caller asks `decide` for it.
+    """
 
     bodies: Sequence[AnyBody]
     verdict: Perform | Park | None = None
@@ -330,12 +334,12 @@ def is_not_ready(failure: Failure) -> bool:
 
 
 def cost_of(call: CallState, said: Usage | None) -> Usage | None:
-    """What is charged for an attempt that happened or may have happened: the reported usage, or else the estimate."""
+    """The charge for an attempt that happened or may have happened: its reported usage or else its estimate."""
     return call.estimate if said is None else said
 
 
 def lost_answer(why: str, tool: Rules) -> Failure:
-    """The failure of an attempt whose answer was lost. Another attempt is safe."""
+    """The failure of an attempt whose answer was lost. It is recorded only if another attempt is safe."""
     if tool.events is OF_MODEL:
         return Failure("process_died", LOST, f"{why} while the model was asked; an answer that was on its way is lost")
     return Failure("process_died", LOST, f"{why} inside it; an answer that was on its way is lost")

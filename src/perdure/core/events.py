@@ -108,8 +108,8 @@ class RunClaimed(Body, frozen=True, tag="run_claimed"):
     name: str = ""  # "host:pid", for people
     takeover: bool = False  # the previous worker did not release the run: that worker died, or its lease expired
     proven_dead: bool = False  # the kernel has proved that the previous worker is dead
-    # How many other runs may have killed the previous worker. If this run is a suspect, only the other suspects of
-    # that worker count. If not, all other runs that the worker held count.
+    # How many other runs may have killed the previous worker. If this run is a suspect, this number counts only the
+    # other suspects of that worker. If not, it counts all other runs that the worker held.
     lost_with: int = 0
 
 
@@ -120,7 +120,7 @@ class RunReleased(Body, frozen=True, tag="run_released"):
     waiting_for: str
     wake_at: int | None = None
     abrupt: bool = False  # the worker did not wait for the attempts under way: these attempts may still be running
-    short_since: int | None = None  # since this time calls have waited for money that other calls have reserved
+    short_since: int | None = None  # the time since when calls have waited for money that other calls have reserved
 
 
 class ToolCallProposed(Body, frozen=True, tag="tool_call_proposed"):
@@ -171,7 +171,8 @@ class ToolCallFailed(Body, frozen=True, tag="tool_call_failed"):
     attempt: int = 1
     final: bool = False
     usage: Usage | None = None
-    progress: Payload | None = None  # as in ToolCallCompleted; the next attempt gets it as `call.last_progress`
+    # As in ToolCallCompleted; the next attempt gets this progress as `call.last_progress`.
+    progress: Payload | None = None
 
 
 class ModelCallInitiated(ToolCallInitiated, frozen=True, tag="model_call_initiated"):
@@ -200,8 +201,8 @@ class ToolCallInDoubt(Body, frozen=True, tag="tool_call_in_doubt"):
     failure: Failure | None = None
     loose: bool = False  # the attempt was told to stop and did not: the attempt may still be running, in a live worker
     usage: Usage | None = None
-    # The last progress of the attempt. If the worker was lost: the last progress that was stored before. It proves
-    # nothing about the effect.
+    # The last progress of the attempt. If the worker was lost, this is the last progress that was stored before the
+    # loss. The progress proves nothing about the effect.
     progress: Payload | None = None
 
 
@@ -367,7 +368,8 @@ class RunPaused(Body, frozen=True, tag="run_paused"):
 class RunUnpaused(Body, frozen=True, tag="run_unpaused"):
     by: str
     note: str | None = None
-    early: bool = False  # a run that had not begun: a person begins it before its `not_before`, with the claim that follows
+    # The run had not begun, and a person lets it begin before its `not_before`, with the next claim.
+    early: bool = False
 
 
 class RunAdopted(Body, frozen=True, tag="run_adopted"):
@@ -433,36 +435,37 @@ class Unsettled(Struct, frozen=True, gc=False, omit_defaults=True):
 class RunReopened(Body, frozen=True, tag="run_reopened"):
     """A person let the run go on from an earlier point: the events between `back_to` and this event are superseded.
 
-    Superseded events stay in the journal. What they say about the world is still true: a call that was made was made,
-    and a used approval stays used. But the agent does not know them: it is replayed up to `back_to`, and goes on from
-    there (core/history.py).
+    Superseded events stay in the journal. Their facts about the world stay true: a call that was made was made, and a
+    used approval stays used. But the agent does not know superseded events: it is replayed up to `back_to`, and goes
+    on from there (core/history.py).
     """
 
     by: str
     back_to: int  # the seq of the last event that the agent knows
     reason: str | None = None
-    again: tuple[int, ...] = ()  # calls that failed after `back_to`, and for which the agent waits: they are tried again
+    # Calls that failed after `back_to` while the agent waited for them: they are attempted again.
+    again: tuple[int, ...] = ()
     children: tuple[int, ...] = ()  # calls whose children failed after `back_to`: the same commit reopens these children
     withdrawn: tuple[int, ...] = ()  # approvals that this event withdraws: the agent no longer waits for them
-    fresh: bool = False  # `read` calls and requests to models are made again, instead of reusing their results
-    # Superseded calls that may have happened, and what they may have cost: it is charged, for the agent may never make
-    # these calls again.
+    fresh: bool = False  # `read` calls and requests to models are made again; their recorded results are not reused
+    # Superseded calls that may have happened, and what each of them may have cost. These costs are charged now,
+    # because the agent may never make these calls again.
     unsettled: tuple[Unsettled, ...] = ()
 
 
 class CallRequestedAgain(Body, frozen=True, tag="call_requested_again"):
     """The agent made a call that a superseded event has requested before: the same tool with the same arguments.
 
-    It is the same call: it has the same number, key and attempts.
+    perdure treats both requests as one call: the number, the key and the attempts stay the same.
     """
 
     anew: bool = False  # the recorded result is not used, because of `RunReopened.fresh`
 
 
 class OutcomeReused(Body, frozen=True, tag="outcome_reused"):
-    """The agent gets what a superseded event brought: the result of a call, the end of a child, a signal."""
+    """The agent gets the content of a superseded event: the result of a call, the end of a child, or a signal."""
 
-    of: int  # the seq of that event
+    of: int  # the seq of the superseded event
 
 
 class UnreadSignal(Struct, frozen=True, gc=False):

@@ -22,8 +22,8 @@ from perdure.core.events import Failure, FailureKind
 from perdure.errors import ArtifactNotSaved, Fatal, InvalidInput, NotReady, NotSent, RetryLater
 
 IN_DOUBT_KINDS: frozenset[FailureKind] = frozenset(("timeout", "reset", "server_error", "not_saved", "process_died", "cancelled"))
-# Proof that nothing happened: every effect class allows another attempt. `refused` is no proof, because a tool may raise
-# such an exception after its effect, for example when it checks the answer of the service.
+# These failures prove that nothing happened, so every effect class allows another attempt. `refused` proves nothing,
+# because a tool may raise such an exception after its effect, for example when it checks the answer of the service.
 HARMLESS_KINDS: frozenset[FailureKind] = frozenset(("not_sent", "rate_limited"))
 MAX_MESSAGE_CHARS = 2_000
 MAX_TRACEBACK_CHARS = 2_000
@@ -57,7 +57,7 @@ _NAMED: dict[str, FailureKind] = {
     "ValidationError": "refused",  # pydantic, msgspec, jsonschema
     "CancelledError": "cancelled",
 }
-# Exceptions that say less than their causes. They are used only if no other exception in the chain is known.
+# Exceptions that say less than their causes. They decide only if no other exception in the chain is known.
 _WRAPPERS: dict[str, FailureKind] = {"APITimeoutError": "timeout", "APIConnectionError": "reset", "ConnectionError": "reset"}
 _BUILT_IN: tuple[tuple[type[BaseException], FailureKind], ...] = (
     (Fatal, "fatal"),
@@ -74,8 +74,8 @@ _BUILT_IN: tuple[tuple[type[BaseException], FailureKind], ...] = (
 )
 # An established connection can report these errors too: they do not prove that nothing was sent.
 _RESETS = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ESHUTDOWN))
-# All kinds of failure of a tool. If several errors happen at once, the first kind in this order decides: a doubt comes
-# before everything else, and proof that nothing was sent comes last.
+# All kinds of failure of a tool. If several errors happen at once, the kind that comes first in this tuple decides. A
+# doubt comes before everything else, and proof that nothing was sent comes last.
 _WEIGHT: tuple[FailureKind, ...] = (
     *("cancelled", "timeout", "reset", "server_error", "not_saved", "process_died"),
     *("fatal", "refused", "error", "not_encodable", "rate_limited", "not_sent"),
@@ -213,7 +213,8 @@ def _retry_after(error: BaseException, now: datetime | None) -> float | None:
             return _sane_wait(seconds)
         until, sent = _http_date(text), _http_date(_header(headers, "date")) or now
         if until is not None and sent is not None:
-            # If the server sends its Date, both times are by the server's clock: the local clock may be wrong.
+            # If the server sends its Date header, both times come from the server's clock. The local clock may be
+            # wrong.
             return _sane_wait(max((until - sent).total_seconds(), 0.0))
     return None
 
@@ -289,7 +290,7 @@ def clean(text: str, limit: int) -> str:
 def _traceback(error: BaseException) -> str | None:
     """The innermost frames, without source lines: the source files on disk may have changed since they were loaded.
 
-    If they are all of libraries, the first of them is replaced by the innermost frame of the user's own code.
+    If all these frames belong to libraries, the innermost frame of the user's own code replaces the first of them.
     """
     frames: deque[str] = deque(maxlen=_FRAMES)
     own, inside = "", 0  # the innermost frame of the user's code, and how many frames are inside it

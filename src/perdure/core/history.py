@@ -1,17 +1,17 @@
 """The history of an agent: which events of a journal the agent states, which wake it, and which it does not know.
 
 For most runs the agent knows the whole journal. But a person may reopen a run at an earlier event. Then the agent goes
-back, and the world does not:
+back to that event. The world does not go back:
 
     1 … 20   kept         the agent is replayed up to here
-    21 … 40  superseded   the agent does not know these events; what they say about the world stays true
+    21 … 40  superseded   the agent does not know these events; their facts about the world stay true
     41       run_reopened(back_to=20)
-    42 …     kept         first what superseded events have brought, and the agent waits for (`outcome_reused`)
+    42 …     kept         at first the superseded outcomes for which the agent waits (`outcome_reused`)
 
-Nothing that has happened happens again (T35). If the agent makes a superseded call again (the same tool with the same
-arguments), it is the same call: it keeps its number and its key, and its recorded result is reused. A call in doubt
-stays in doubt. A call that failed is attempted again, by the rules of its effect class. Every other call gets a new
-number, above all numbers so far, and so a key of its own.
+No effect happens a second time (T35). If the agent makes a superseded call again (the same tool with the same
+arguments), perdure treats both as one call: the call keeps its number and its key, and its recorded result is reused.
+A call in doubt stays in doubt. A call that failed is attempted again, by the rules of its effect class. Every other
+call gets a new number, which is higher than all numbers so far. So it also gets a new key.
 
 An agent may take a checkpoint (`run.checkpoint`). Then it begins a new life, and knows nothing of the events before:
 
@@ -88,7 +88,7 @@ _STATED = frozenset(
         RunCancelled,
     )
 )
-# Events of these types may wake the agent: they may hold a completion.
+# An event of one of these types may hold a completion, which wakes the agent.
 WAKES = frozenset(
     (
         *(
@@ -123,7 +123,10 @@ def is_stated(event: Event) -> bool:
 
 
 def ends_wait(event: Event, *, of_tool: bool) -> bool:
-    """Does the agent's wait for the call, approval or child of this event end with it? `of_tool`: it is a tool call."""
+    """Does this event end the agent's wait for a call, an approval or a child?
+
+    `of_tool`: the wait is for a tool call.
+    """
     body = event.body
     match body:
         case ToolCallFailed():
@@ -143,12 +146,13 @@ class Earlier(Struct, frozen=True):
 
     last: int = 0  # the highest number of a call before the run was reopened
     requests: dict[int, Event] = {}  # number → the event that requested the call first
-    # Number → the events that brought the outcome of the call, if it has one, and the edit of its arguments.
+    # Number → the event that ended the call, if the call has ended, and the event with which a person edited its
+    # arguments.
     outcomes: dict[int, list[Event]] = {}
     over: frozenset[int] = frozenset()  # approvals that the reopening has withdrawn: nothing more comes of them
 
     def keep(self, event: Event) -> None:
-        """Keep an event about one of these calls until the agent makes the call again."""
+        """Keep an event about a superseded call, until the agent makes that call again."""
         assert event.call is not None
         add_outcome(self.outcomes, event, of_tool=isinstance(self.requests[event.call].body, ToolCallInitiated | ToolCallProposed))
 
@@ -156,11 +160,12 @@ class Earlier(Struct, frozen=True):
 class Branch(Struct, frozen=True):
     """A `run_reopened` that the agent knows."""
 
-    # The last activation with statements that are kept. After it, the agent may ask for something else.
+    # The last activation whose statements are kept. After this activation, the agent may ask for other calls than
+    # before.
     stated: int
     at: int  # the first activation whose statements are superseded
     reopened: int  # the seq of the `run_reopened`
-    after: int  # the seq of the last event of its commit
+    after: int  # the seq of the last event in the commit of the `run_reopened`
     earlier: Earlier
 
 
@@ -196,7 +201,7 @@ def _with_branches(events: Sequence[Event], until: int | None) -> History:
     kept: list[Event] = []
     branches: list[Branch] = []
     requests: dict[int, Event] = {}
-    stated: list[Event] = []  # every statement so far, also superseded ones
+    stated: list[Event] = []  # every statement so far, superseded statements too
     begun = 0  # the seq of the last checkpoint in `kept`
     again: set[int | None] = set()  # the superseded calls that the agent has made again since the last `run_reopened`
     for place, event in enumerate(events):
@@ -222,7 +227,7 @@ def _with_branches(events: Sequence[Event], until: int | None) -> History:
         if branches and branches[-1].reopened > begun:
             waiting = branches[-1].earlier
             if event.call in waiting.requests and event.call not in again and type(body) is not CallRequestedAgain:
-                # The agent has not made this superseded call again: what becomes of the call is kept for that moment.
+                # The agent has not made this superseded call again. `keep` stores the event until the agent does that.
                 waiting.keep(event)
                 continue
         kept.append(event)
@@ -329,7 +334,7 @@ def _seq(event: Event) -> int:
 
 
 def _end_of_commit(events: Sequence[Event], place: int) -> int:
-    """The seq of the last event that was written together with the `run_reopened` at this place."""
+    """The seq of the last event in the commit of the `run_reopened` at this place."""
     reopened = events[place].seq
     beside = (OutcomeReused, RunAdopted, ChildFinished)
     while place + 1 < len(events) and isinstance(events[place + 1].body, beside) and events[place + 1].cause == reopened:
@@ -359,41 +364,44 @@ def _earlier(
             add_outcome(outcomes, event, of_tool=event.call in state.calls)
     for number in again:
         call = state.calls.get(number)
-        if number in outcomes and call is not None and not call.ended:  # it was attempted again since, and has no outcome yet
+        # A new attempt of the call has begun, and has no outcome yet.
+        if number in outcomes and call is not None and not call.ended:
             outcomes[number] = [one for one in outcomes[number] if isinstance(one.body, ApprovalDecided)]
     return Earlier(state.numbers, again, outcomes, withdrawn)
 
 
 def add_outcome(outcomes: dict[int, list[Event]], event: Event, *, of_tool: bool) -> None:
-    """Add the event to the outcome of its call, if it belongs to that."""
+    """If this event ended the call, or edited its arguments, add the event to the outcome of the call."""
     assert event.call is not None
     edits = [one for one in outcomes.get(event.call, ()) if isinstance(one.body, ApprovalDecided) and one.seq != event.seq]
     if ends_wait(event, of_tool=of_tool):
-        outcomes[event.call] = [*edits, event]  # a call that was attempted again has several ends: the last one counts
+        # A call that was attempted again has ended several times: the last end counts.
+        outcomes[event.call] = [*edits, event]
     elif isinstance(event.body, ApprovalDecided) and event.body.input is not None:
         outcomes[event.call] = [event]  # a person edited the arguments, and the agent learns that
 
 
 def _is_the_same(state: RunState, number: int) -> bool:
-    """If the agent requests this superseded call again, is it the same call? If not, nothing of it has happened."""
+    """If the agent makes this superseded call again, is it the same call? If not, nothing of the call has happened."""
     call = state.calls.get(number)
     if call is None:
         return number in state.children or state.asks[number].outcome in ("approved", "rejected")
     if not call.begun:
         return False
-    # The approval of a call is used by its first attempt. So after a failure that proves that nothing happened, the
-    # agent makes a new call, which needs an approval of its own.
+    # The first attempt of a call uses the approval of the call. So after a failure that proves that nothing happened,
+    # the agent makes a new call, and the new call needs a new approval.
     return not (call.phase == "failed" and call.approval is not None and is_repeatable(call) and not is_certain_end(call))
 
 
 class Superseded:
-    """Finds superseded calls by what they asked for. Each call is found once, the first one first."""
+    """Finds superseded calls by their tool and arguments. Each call is found once, in the order of the numbers."""
 
     def __init__(self, requests: Mapping[int, Event], load: Callable[[Payload], bytes]) -> None:
         self._load = load
         self._exact: dict[tuple[str, str, str], deque[int]] = {}
         self._inputs: dict[tuple[str, str], dict[int, Payload]] = {}  # (kind, name) → number → arguments
-        # (kind, name) → the digest of the arguments, in the form that today's signature gives them → numbers
+        # (kind, name) → digest of the arguments → numbers. The arguments are in the form that today's signature gives
+        # them.
         self._rebound: dict[tuple[str, str], dict[str, deque[int]]] = {}
         self.left = set(requests)  # the calls that were not found yet
         for number, event in sorted(requests.items()):
@@ -403,7 +411,7 @@ class Superseded:
                 self._inputs.setdefault((kind, name), {})[number] = args
 
     def take(self, kind: str, name: str, args: bytes, callee: Any, digest: str | None) -> int | None:
-        """The number of the superseded call that asked for the same; None if there is none."""
+        """The number of the superseded call with the same name and arguments; None if there is no such call."""
         if not self.left:
             return None
         digest = codec.digest(args) if digest is None else digest

@@ -100,7 +100,7 @@ def seed(run_id: str, purpose: str) -> int:
 
 
 def jitter(key: str, attempt: int) -> float:
-    """A fraction in [0, 1) that spreads retries in time and is the same on replay."""
+    """A fraction in [0, 1) that spreads retries over time. It is the same on every replay."""
     return int(_hash("perdure-jitter-1", key, str(attempt))[:8], 16) / 2**32
 
 

@@ -15,7 +15,7 @@ class Stay(Struct, frozen=True):
 
 
 class Sleep(Struct, frozen=True):
-    """Park the run: it continues at a known time, or when something arrives from outside."""
+    """Park the run: it continues at a known time, or when post arrives."""
 
     status: Literal["waiting", "waiting_approval"]
     waiting_for: str

@@ -1,7 +1,7 @@
-"""Invisible characters: which they are, and how text that contains them is shown.
+"""Invisible characters: which characters are invisible, and how text that contains them is shown.
 
-One rule for names and for all text that people read before they decide: a name contains no invisible character, and
-other text is shown with each of them escaped. Text in the journal stays as it was written.
+There is one rule for names, and one for all other text that people read before they decide. A name contains no
+invisible character. In other text, each invisible character is shown escaped. The text in the journal is not changed.
 """
 
 from __future__ import annotations

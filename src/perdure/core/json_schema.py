@@ -192,7 +192,10 @@ class _Check:
         return isinstance(target, dict) and any(_KINDS[name](value) for name in _types(target)) and self._tagged_alike(value, target)
 
     def _tagged_alike(self, value: Any, schema: dict[str, Any]) -> bool:
-        """Some fields have only one possible value (the tag of a union). Do all of them have that value?"""
+        """Some fields have only one possible value (the tag of a union).
+
+        Does the value have the right tag in each such field?
+        """
         known = schema.get("properties")
         if not isinstance(value, dict) or not isinstance(known, dict):
             return True

@@ -1,7 +1,7 @@
 """Detects agents that go in circles: a call has the same answer repeatedly, or money is spent without a new effect.
 
-The detector is a second fold over the journal: it sees every event once, in order, keeps digests and no payloads, and
-gives the same result on every replay.
+The detector is a second fold over the journal. It sees every event once, in order. It keeps digests and no payloads,
+and it gives the same result on every replay.
 
 An observation is a call's tool, arguments and outcome, or a child's agent, input and outcome. There are two kinds of
 counters. The following events reset them:
@@ -114,7 +114,7 @@ class CircleWatch:
         self.circling: str | None = None
 
     def observe(self, event: Event, call: CallState | None) -> str | None:
-        """Why the run goes in circles, for the first event that shows this. None for every other event.
+        """If this event is the first that shows that the run goes in circles, the reason; None for every other event.
 
         `call` is the call that the event is about, if there is such a call.
         """
@@ -233,7 +233,7 @@ def _same_failure(ended: ChildFinished) -> Failure | None:
 
 
 def _digest(payload: Payload | None) -> str:
-    """The digest of the content, the same for inline payloads and blobs."""
+    """The digest of the payload's content. An inline payload and a blob with the same content have the same digest."""
     if payload is None:
         return ""
     inline = payload.inline

@@ -204,8 +204,8 @@ class Standstill(NamedTuple):
 
     main: AgentTask  # it may be done
     tasks: list[AgentTask]  # the other tasks that are not done
-    calls: dict[int, int]  # future → the number of the call, approval or child whose end fulfils it
-    topics: dict[int, str]  # future → the topic of the signal that fulfils it
+    calls: dict[int, int]  # future → the number of the call, approval or child that the future waits for
+    topics: dict[int, str]  # future → the topic of the signal that the future waits for
     timers: list[Timer]
     unread: dict[str, int]  # topic → how many signals have arrived and were not received
 
@@ -232,8 +232,9 @@ class Machine:
         self.facts = facts
         self.cancel_asked = False
         self.finished = False
-        self.cause = 0  # seq of the event that is being delivered; set by the caller of `deliver`
-        self.source = 0  # seq of the event that holds its payload: another one only if a superseded outcome is reused
+        self.cause = 0  # seq of the event that is being delivered; the caller of `deliver` sets it
+        # Seq of the event that holds the payload; it differs from `cause` only if a superseded outcome is reused.
+        self.source = 0
         self._main_factory: Callable[[Machine], Coroutine[Any, Any, Any]] | None = main
         self._encode = encode
         self._main: AgentTask | None = None
@@ -241,13 +242,15 @@ class Machine:
         self.timers = self._loop.timers  # the pending timers, by number
         self._open: dict[int, _Open] = {}
         self._calls = 0  # the highest number in use
-        self._newest = 0  # the number of the newest call: a lower one if that is a superseded call, made again
+        # The number of the newest call; it is lower than `_calls` if the newest call is a superseded call, made again.
+        self._newest = 0
         self._commands: list[Command] = []
         self._winding_up = False
         self._children: dict[tuple[str, str], Any] = {}  # agents of the children so far, by name and version
         self._buffered: dict[str, deque[Any]] = {}  # signals that the agent has not received yet, by topic
         self._listening: dict[str, deque[asyncio.Future[Any]]] = {}
-        # Set by a replay: the patches (`patched`) that this run has recorded, and whether more recorded events follow.
+        # A replay sets both: the patches (`patched`) that this run has recorded, and whether more recorded events
+        # follow.
         self.patches: frozenset[str] = frozenset()
         self.replaying = False
         self._patched: dict[str, bool] = {}
@@ -298,7 +301,7 @@ class Machine:
         return self._settle()
 
     def reopen(self, earlier: Earlier, load: Callable[[Payload], bytes]) -> None:
-        """The run was reopened, and what the agent asks for from now on belongs to a new branch.
+        """The run was reopened. From now on, what the agent asks for belongs to a new branch.
 
         If the agent makes a call of `earlier` again, the call keeps its number. Other calls get new numbers.
         """
@@ -364,7 +367,7 @@ class Machine:
 
     @property
     def waits_for(self) -> list[int]:
-        """The numbers of the calls, approvals and children that have not ended for the agent."""
+        """The numbers of the calls, approvals and children for which the agent still waits."""
         return list(self._open)
 
     def is_waiting_for(self, number: int) -> bool:
@@ -456,7 +459,7 @@ class Machine:
                 interrupts.append(error)
 
     def _drop_the_rest(self, interrupts: list[BaseException]) -> bool:
-        """Drop everything that is left of the agent. Returns True if there was something.
+        """Drop everything that is left of the agent. Returns False if nothing was left.
 
         If it returns True, call it again: code of the agent may have run meanwhile and made new calls.
         """
@@ -485,11 +488,11 @@ class Machine:
         return self._loop.timers_set
 
     def timer_cause(self, timer: int) -> int:
-        """The seq of the event that made the agent set this timer, which is pending."""
+        """The seq of the event that made the agent set this pending timer."""
         return self._loop.timers[timer].cause
 
     def standstill(self) -> Standstill:
-        """Where the agent stands now. The machine has been started; nothing of what is returned may be changed."""
+        """Where the agent stands now. Call it only after `start`, and do not change the objects that it returns."""
         assert self._main is not None, "a machine that has not started stands nowhere"
         return Standstill(
             self._main,
@@ -502,9 +505,12 @@ class Machine:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Let code run as if the agent ran it, while no other loop is running: a tool that it calls is not performed.
+        """Run code as if the agent ran it, while no other loop is running.
 
-        For a person who looks at a machine with a debugger. What that code asks for is dropped with the machine.
+        A tool that this code calls is not performed.
+
+        A person uses this to look at a machine with a debugger. The commands of that code are dropped with the
+        machine.
         """
         assert running_loop() is None, "the agent's loop would replace a running loop"
         set_running_loop(self._loop)

@@ -18,7 +18,7 @@ class Returned(Struct, frozen=True, gc=False):
 class Unrecordable(Struct, frozen=True, gc=False):
     """The effect happened, but its result cannot be recorded.
 
-    A result that cannot be recorded is no reason for another attempt (T2).
+    That is no reason for another attempt (T2).
     """
 
     failure: Failure

@@ -32,7 +32,7 @@ _MOST = 1_000_000  # the most messages of one request: a damaged journal must no
 # a packed request.
 _PACKED = re.compile(r'\{"digest":"[0-9a-f]{64}","frame(?:_of)?":')
 _TELLS = 100  # this many bytes are enough for `_PACKED`
-_ODD = b"\\ud"  # a sign of a lone surrogate: if there is one, codec.encode writes the whole document in ASCII
+_ODD = b"\\ud"  # a sign of a lone surrogate: codec.encode writes a document with a lone surrogate in ASCII
 
 
 class _Known(NamedTuple):
@@ -225,7 +225,7 @@ def _around(frame: Mapping[str, Any]) -> tuple[bytes, bytes]:
 
 
 def _in_ascii(whole: bytes) -> bytes:
-    """Encode the document again with codec.encode. With a lone surrogate the result is ASCII; else it equals the input."""
+    """Encode the document again with codec.encode. Only a document with a lone surrogate changes: it becomes ASCII."""
     return codec.encode(codec.decode(whole))
 
 
@@ -258,7 +258,7 @@ def request_digest(args: Payload) -> str:
 
 
 def digest_in(packed: bytes) -> str:
-    """The digest of the whole request, which stands at the beginning of its packed form."""
+    """The digest of the whole request, which is at the beginning of the packed form."""
     return packed[len(b'{"digest":"') :][:64].decode()
 
 

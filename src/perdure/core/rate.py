@@ -47,8 +47,9 @@ def next_start(rate: Rate, *, due: int, paused_until: int, now: int) -> tuple[in
 
     `due`: when the queue is empty if no other call arrives.
 
-    If `now` is earlier than in the call before, that never allows more starts. A caller that knows that the clock was
-    set back moves `due` and `paused_until` back by the same amount, so that calls do not wait longer than needed.
+    If the clock was set back, `now` is earlier than in the last call. That never allows more starts. A caller that
+    knows that the clock was set back moves `due` and `paused_until` back by the same amount, so that calls do not wait
+    longer than needed.
     """
     at = max(now, paused_until)
     if rate.limit is None:

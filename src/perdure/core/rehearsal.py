@@ -2,9 +2,10 @@
 
 A rehearsal has a machine and no engine: no code here can begin an attempt. The agent's calls are answered from the
 recording. A call with the same tool and the same arguments gets the recorded outcome, in recorded order. Every other
-call is a question: its owner answers it (`answer`), or the rehearsal stops there.
+call is a question. The owner of the rehearsal answers the question (`answer`), or the rehearsal stops there.
 
-The agent's clock is the recorded clock: a timer fires before the first recorded outcome that came after its due time.
+The agent's clock shows recorded times. A timer fires before the first recorded outcome that is later than its due
+time.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from perdure.core.replay import completion_of, replay
 from perdure.errors import InvalidInput
 
 Source = Literal["recorded", "edited", "answers", "simulated", "read"]
-# A busy worker fires a timer late. So an outcome may come before a timer that was due up to this much earlier.
+# A busy worker fires a timer late. So an outcome may come before a timer even if the timer was due this much earlier.
 _LATE_US = 1_000_000
 
 
@@ -51,7 +52,7 @@ class Taken(Struct, frozen=True):
     name: str
     args: bytes
     recorded: int | None  # the number of the same call in the recording; None: the recording has no such call
-    source: Source | None = None  # None: not answered
+    source: Source | None = None  # None: the call has no answer
     answer: Completion | None = None
 
 
@@ -62,26 +63,28 @@ class _Outcome(Struct, frozen=True):
 
 
 class Rehearsal:
-    """One agent, rehearsed. `close` has to be called at the end."""
+    """The rehearsal of one agent. The owner calls `close` at the end."""
 
     def __init__(
         self, machine: Machine, events: Sequence[Event], at: int, load: Callable[[Payload], bytes], edits: Mapping[int, bytes] | None = None
     ) -> None:
-        """Replay the recording up to the event `at`. `edits`: recorded call → the result that it has instead (JSON).
+        """Replay the recording up to the event `at`.
 
-        Raises Diverged if the code asks for other calls up to there.
+        `edits`: number of a recorded call → the result to use instead (JSON).
+
+        Raises Diverged if the code asks for other calls up to that event.
         """
         past = history(events)
         kept = [event for event in events if event.seq <= at]  # with superseded events: a replay needs the whole journal
         rest = [event for event in past.whole if event.seq > at]
         self.machine = machine
-        self.taken: dict[int, Taken] = {}  # by the number that the call has in the rehearsal
+        self.taken: dict[int, Taken] = {}  # by the number of the call in the rehearsal
         self.outcome: Succeeded | Failed | Cancelled | None = None
         self._asked: dict[int, Asked] = {}
         self._now = kept[-1].ts if kept else 0
         self._recorded = Superseded(_requests(events, rest), load)
         self._outcomes: dict[int, list[_Outcome]] = {}
-        self._ready: list[_Outcome] = []  # recorded outcomes that the agent waits for
+        self._ready: list[_Outcome] = []  # recorded outcomes of calls for which the agent waits, and signals
         self._edits = dict(edits or {})
         self._load_outcomes(past, rest, load)
         unused = [number for number in self._edits if number not in self._outcomes]
@@ -91,13 +94,15 @@ class Rehearsal:
             )
         frontier = replay(machine, kept, load)
         for number, ends in machine.earlier.outcomes.items():
-            # The run was reopened before `at`: the agent may make a superseded call again, and it keeps its outcome.
+            # The run was reopened before `at`. If the agent makes a superseded call again, the call has its recorded
+            # outcome.
             found = [_Outcome(end.seq, end.ts, completion) for end in ends if (completion := completion_of(end, load)) is not None]
             self._outcomes.setdefault(number, found)
         pending = [command for _, command in frontier.pending]
         stated_now = {command.number for command in pending if isinstance(command, Asked)}
         for number in machine.waits_for:
-            if number not in stated_now:  # requested before `at`: the recording has its outcome, if it has ended
+            # The call was requested before `at`: if it has ended, its outcome is in the recording.
+            if number not in stated_now:
                 self._asked[number] = frontier.calls[number]
                 self._await(number, number)
         self._obey(pending)
@@ -120,19 +125,19 @@ class Rehearsal:
 
     @property
     def questions(self) -> list[Asked]:
-        """The calls that the recording has no outcome for, in order."""
+        """The calls without an outcome in the recording, in order."""
         return [
             self._asked[number] for number, taken in sorted(self.taken.items()) if taken.source is None and number in self.machine.waits_for
         ]
 
     def answer(self, number: int, completion: Completion, source: Source) -> None:
-        """Answer a question, and let the agent go on."""
+        """Answer a question. Then the agent goes on."""
         self.taken[number] = structs.replace(self.taken[number], source=source, answer=completion)
         self._deliver(self._now, completion)
         self.go_on()
 
     def go_on(self) -> None:
-        """Deliver everything that the recording has, in recorded order."""
+        """Deliver every recorded outcome for which the agent waits, in recorded order."""
         while self.outcome is None and not self.machine.left:  # a rehearsal ends where its agent takes a checkpoint
             timer = self.machine.next_timer()
             first = min(self._ready, key=lambda one: one.seq, default=None)
@@ -190,7 +195,7 @@ class Rehearsal:
         else:
             callee = command.tool if isinstance(command, CallTool) else command.agent if isinstance(command, StartChild) else None
             found = self._recorded.take(kind, name, args, callee, None)
-        # The machine gives a superseded call that is made again its number.
+        # If the agent makes a superseded call again, the machine gives that call its old number.
         return command.number if found is None and command.number in self.machine.earlier.requests else found
 
 
@@ -206,9 +211,10 @@ def described(command: Asked) -> tuple[Literal["tool", "model", "approval", "chi
 
 
 def _requests(events: Sequence[Event], rest: Sequence[Event]) -> dict[int, Event]:
-    """Number of a call that was requested in `rest` → the event with its tool and arguments.
+    """For each call that was requested in `rest`: its number → the event that has its tool and arguments.
 
-    If the run was reopened, that event may be an earlier one: a call that is requested again is not described again.
+    If the run was reopened, that event may be before `rest`: `call_requested_again` does not repeat tool and
+    arguments.
     """
     first: dict[int, Event] = {}
     for event in events:
@@ -218,7 +224,7 @@ def _requests(events: Sequence[Event], rest: Sequence[Event]) -> dict[int, Event
 
 
 def _is_granted(completion: Completion) -> bool:
-    """Is this a granted approval? A tool call goes on after it; all other completions end the wait for their call."""
+    """Is this a granted approval? After it a tool call goes on. Every other completion ends the wait for its call."""
     return isinstance(completion, ApprovalSettled) and completion.outcome == "approved"
 
 

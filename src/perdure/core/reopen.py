@@ -1,4 +1,4 @@
-"""Reopening a run: where it can go back to, where a retry goes back to, and the events that say so.
+"""Reopening a run: to which events it can go back, to which event a retry goes back, and what is recorded.
 
 `core/history.py` says what a reopened run means for its agent.
 """
@@ -35,15 +35,16 @@ _NONE: Mapping[int, ChildFinished] = MappingProxyType({})
 
 
 class Reopening(Struct, frozen=True):
-    """What it means to reopen a run: the events to write, and what a person should know before."""
+    """A plan to reopen a run: the events to write, and the facts that a person should know before."""
 
     run_id: str
     back_to: int
     seen: int  # the run's last event
-    bodies: Sequence[tuple[AnyBody, int | None]]  # (body, call); the first is the `run_reopened`, which causes the others
-    kept: Sequence[CallState]  # calls with a result that the agent knows, before and after
-    again: Sequence[CallState]  # calls that failed, and are attempted again, or asked about if they may have happened
-    superseded: Sequence[CallState]  # begun calls that the agent does not know any more, until it makes them again
+    # (body, call); the first body is the `run_reopened`, and it causes the others.
+    bodies: Sequence[tuple[AnyBody, int | None]]
+    kept: Sequence[CallState]  # calls with a result that the agent knew, and still knows
+    again: Sequence[CallState]  # failed calls: they are attempted again, or are in doubt if they may have happened
+    superseded: Sequence[CallState]  # begun calls that the agent knows only when it makes them again
     children: Sequence[str]  # ids of the children that have to be reopened in the same commit
 
 
@@ -59,9 +60,10 @@ def reopening(
 ) -> Reopening:
     """The events that let the run go back to the event `back_to`. `state`: the fold of `events`, if the caller has it.
 
-    `ended`: call → the end of a child about which the run was not told, because the run was ended by force before.
+    `ended`: call → the end of its child, if the run was not told about that end, because the run had ended by force.
 
-    Conflict or InvalidInput if the run cannot go back there: the error says why, and to which events it can go back.
+    Raises Conflict or InvalidInput if the run cannot go back to that event. The error says why, and to which events it
+    can go back.
     """
     past, state = history(events), state or fold(events)
     assert state.created is not None
@@ -89,7 +91,7 @@ def reopening(
             else:
                 reused.append(event)
         elif number in waiting and isinstance(source.body, ApprovalDecided):
-            reused.append(event)  # granted: the agent learns whether its arguments were edited
+            reused.append(event)  # the approval was granted: the agent learns whether a person edited the arguments
     for number in sorted(number for number in waiting if not state.is_open(number)):
         # It ended after an earlier `run_reopened`, in a later life of the agent: no kept event says so.
         of_tool = number in state.calls
@@ -134,10 +136,10 @@ def reopening(
 def retry_point(events: Sequence[Event], state: RunState | None = None) -> int:
     """The event to which a retry of a failed or cancelled run goes back. `state`: as for `reopening`.
 
-    If calls failed and the run failed because of them: to before these failures, so that the calls are attempted again.
-    If the agent failed: to the last event that it knew before, so that its next step is taken again. If the run was
-    cancelled: to before the cancel. Conflict if the agent has reacted to the failure or to the cancel with calls that
-    have an effect (it may have cleaned up): then a person has to say the event.
+    If the run failed because calls failed: the event before these failures, so that the calls are attempted again. If
+    the agent itself failed: the last event that the agent knew, so that it takes its next step again. If the run was
+    cancelled: the event before the cancel. Raises Conflict if the agent reacted to the failure or to the cancel with
+    calls that have an effect, perhaps to clean up. Then a person has to choose the event.
     """
     past, state = history(events), state or fold(events)
     assert state.created is not None
@@ -155,7 +157,7 @@ def retry_point(events: Sequence[Event], state: RunState | None = None) -> int:
             f"run {state.created.run_id} is {state.status.replace('_', ' ')}: only a run that has failed or was cancelled can be retried"
         )
     for number in _lost_approvals(state):
-        # The end of the run withdrew this approval: the agent has to ask again.
+        # When the run ended, this approval was withdrawn. So the agent has to ask for it again.
         cause = next((event.cause for event in requests if event.call == number), None)
         if cause is None:
             raise Conflict(
@@ -168,7 +170,8 @@ def retry_point(events: Sequence[Event], state: RunState | None = None) -> int:
 
 def _before_failure(past: History, state: RunState, requests: Sequence[Event], end: Event) -> int:
     failures = [event for event in past.events if event.call is not None and _is_failure(_source(event, past))]
-    # A request may be recorded after a failure that the agent did not know yet. So its cause is what counts.
+    # A request may be recorded after a failure that the agent did not know yet. So the cause of the request is
+    # compared with the failure, not the request itself.
     last_request = max((event.cause or 0 for event in requests), default=0)
     failed = [event for event in failures if event.seq > last_request]
     if not failed and failures and _is_of_call(end):
@@ -182,7 +185,7 @@ def _before_failure(past: History, state: RunState, requests: Sequence[Event], e
         call = state.calls.get(event.call or 0)
         if event.call in state.children or (call is not None and call.begun and call.approval is None):
             continue
-        # Nothing of it has happened, or its approval is used up. So the agent makes a new call.
+        # Nothing of the call has happened, or its approval is used. So the agent makes a new call.
         request = next(one for one in reversed(requests) if one.call == event.call)
         point = min(point, request.cause or point)
     return point
@@ -231,8 +234,8 @@ def _is_tried_again_of(state: RunState, number: int, fresh: bool) -> bool:
 def _is_tried_again(call: CallState, fresh: bool) -> bool:
     if call.phase == "completed":
         return fresh and call.effect == "read"
-    # An approval that was used stays used: such a call keeps its failure, and the agent may make a new one. But if it
-    # may have happened, that has to be found out.
+    # A used approval stays used. So a call with an approval keeps its failure, and the agent may make a new call. But
+    # if the call may have happened, it is in doubt, and the doubt must be settled.
     return call.phase == "failed" and call.begun and not is_certain_end(call) and (call.approval is None or not is_repeatable(call))
 
 
@@ -241,7 +244,7 @@ def _is_usable(outcome: str | None, number: int, state: RunState) -> bool:
 
 
 def _lost_approvals(state: RunState) -> set[int]:
-    """The approvals that were pending when the run ended: the end has withdrawn them."""
+    """The approvals that were pending when the run ended. They were withdrawn at that moment."""
     return set(state.pending) if state.finished else set()
 
 
@@ -314,14 +317,14 @@ def _first_point(past: History) -> int:
 
 
 def settled(events: Sequence[Event], point: int) -> int:
-    """The last event up to `point` to which the run can go back."""
+    """The last event, not later than `point`, to which the run can go back."""
     while (split := split_at(events, point)) is not None:
         point = split[0]
     return point
 
 
 def split_at(events: Sequence[Event], point: int) -> tuple[int, int, int] | None:
-    """(cause, first, last): statements of one activation that are before and after this point, if there are any."""
+    """If `point` is between two statements of one activation: (its cause, its first statement, its last statement)."""
     spans: dict[int, tuple[int, int]] = {}
     for event in events:
         if event.cause is not None and is_stated(event):

@@ -1,9 +1,9 @@
 """Resume is replay: deliver the recorded completions to a new machine in recorded order, and compare its commands.
 
-An activation is one event that wakes the machine. Everything that the machine then states (intents, thoughts,
-decisions, the end of the run) is recorded in the same commit, with that event as cause. So replay compares two lists
-for each activation. The frontier is the activation whose statements are all missing: the worker died, or released the
-run, before it recorded these statements. The journal holds no statement of a later activation.
+An activation begins with one event that wakes the machine. All statements that the machine then makes (intents,
+thoughts, decisions, the end of the run) are recorded in one commit, with that event as their cause. So replay compares
+two lists for each activation. The frontier is the activation whose statements are all missing: the worker died, or
+released the run, before it recorded these statements. The journal holds no statement of a later activation.
 """
 
 from __future__ import annotations
@@ -164,10 +164,10 @@ def replay(
 ) -> Frontier:
     """Bring a machine to the end of the journal, or raise Diverged at the first difference.
 
-    The machine is new. Or it was kept when its run was parked: then `begun` is the frontier of that time, and `events`
-    are the events since. With `until`, the last event that is delivered is the event with this number, or an earlier
-    one. Pass all events up to the next `run_reopened` then, too: what the agent states after its last activation, and its
-    patches, are compared with the events that follow.
+    The machine is new, or it was kept when its run was parked. In the second case `begun` is the frontier at the time
+    of parking, and `events` are the events since then. With `until`, no event after the event with this number is
+    delivered. Then `events` must still go on to the next `run_reopened`, or to the end: the last statements of the
+    agent, and its patches, are compared with the events that follow.
     """
     past = history(events, until)
     if begun is None and past.checkpoint is not None:
@@ -176,7 +176,7 @@ def replay(
     last, newest = 0, past.branches[-1] if past.branches else None
     for event in past.events:
         if type(event.body) in _PASSES:
-            # The commit that reopened the run brings completions to which the agent has not reacted yet.
+            # The commit of the `run_reopened` may hold completions to which the agent has not reacted yet.
             if newest is None or event.seq > newest.after or event.seq < newest.at:
                 last = event.seq
         elif is_stated(event) and event is not past.checkpoint:
@@ -249,9 +249,9 @@ def _replay(
 
 
 _NOTHING: list[Event] = []
-# The replay ends at the last of these events, if that event has no recorded statements. From then on the agent states
-# something new, so `patched` is True. A failure that is not final belongs to these events, because a retry follows it.
-# `run_released` belongs to them, because the agent had handled everything before the release.
+# If the last of these events has no recorded statements, the replay ends there. From then on the agent states
+# something new, so `patched` is True. A failure that is not final is in this set, because a retry follows it.
+# `run_released` is in this set, because the agent had handled everything before the release.
 _PASSES = WAKES | {RunReleased}
 
 
@@ -281,7 +281,7 @@ def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event],
 
 
 def _without_old_marks(recorded: list[Event], commands: list[Command]) -> list[Event]:
-    """The recorded events without the patch marks that the code no longer states: only the new code is left there."""
+    """The recorded events, without patch marks that the code no longer states because only the new code is left."""
     asked = {command.body.name for command in commands if isinstance(command, Record) and isinstance(command.body, PatchMarked)}
     return [event for event in recorded if not isinstance(event.body, PatchMarked) or event.body.name in asked]
 
@@ -298,7 +298,7 @@ def _different(command: Command, event: Event, load: Callable[[Payload], bytes])
 
 
 def _more_about(command: Command, event: Event, load: Callable[[Payload], bytes]) -> str:
-    """More words for the message: the exact difference, or what to do. In short form both sides may look the same."""
+    """More words for the message: the exact difference, or what to do. Without them both sides may look the same."""
     if isinstance(event.body, PlanGenerated):
         return "; a run follows the plan that it was begun with: resume it with that one, or start a new run"
     if isinstance(command, CallTool) and isinstance(event.body, ToolCallInitiated | ToolCallProposed) and is_request(event.body.args):

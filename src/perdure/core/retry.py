@@ -22,10 +22,10 @@ LONGEST_DELAY_S = 365 * 86_400.0
 class Retry(Struct, frozen=True):
     """How often a call is tried again, and how long perdure waits before each new attempt.
 
-    After attempt n the wait is `base * factor ** (n - 1)` seconds, at most `max_delay`. A part of the wait, at most
-    the fraction `jitter`, is left out. After a failure that proves that nothing happened, the call is tried again, and
-    `on` does not matter. After a refusal or `Fatal` it is tried again only if `on` names that exception. A `once` call
-    is tried again after any other failure only if `on` names that exception.
+    After attempt n the wait is `base * factor ** (n - 1)` seconds, at most `max_delay`. To spread retries, the wait is
+    made shorter by up to the fraction `jitter`. After a failure that proves that nothing happened, the call is always
+    tried again, and `on` does not matter. After a refusal or `Fatal` it is tried again only if `on` names that
+    exception. A `once` call is tried again after any other failure only if `on` names that exception.
     """
 
     attempts: int = 5  # the first attempt included; 1: the call is never tried again
@@ -75,7 +75,7 @@ class Again(Struct, frozen=True):
 
 
 class Doubt(Struct, frozen=True):
-    """An attempt may have happened, and no other attempt is made until that is known."""
+    """An attempt may have happened. No other attempt is made until its outcome is known."""
 
 
 class RetryGiveUp(Struct, frozen=True):
@@ -119,7 +119,7 @@ def after_failure(
 
 def _may_repeat(failure: Failure, effect: Effect, retry: Retry | None) -> bool:
     if retry is None:
-        # An exception of a `once` tool may come after its effect: only proof that nothing happened allows another
+        # A `once` tool may raise an exception after its effect. So only proof that nothing happened allows another
         # attempt.
         return failure.kind in (HARMLESS_KINDS if effect == "once" else _PASSING)
     if effect == "once" and retry.on is None:

@@ -162,11 +162,11 @@ from perdure.errors import Diverged, InvalidInput, PerdureError, StoreUnavailabl
 
 T = TypeVar("T")
 Asking = Generator[Question, Answer, T]  # a part of a turn: it may yield a question to the engine, and it returns T
-# A part of a turn that is done and has asked nothing. `yield from` takes any iterable, and an empty tuple costs less than
-# a generator. The functions of the common way of a call are plain functions that return this, or else a generator.
+# A part of a turn that has asked nothing and is done. `yield from` takes any iterable, and an empty tuple is faster
+# than a generator. The functions that run for every call are plain functions: they return this tuple, or a generator.
 _NO_QUESTION = cast("Asking[None]", ())
 _Decision = ApprovalVoted | ApprovalEscalated | ApprovalDecided | ApprovalExpired | ApprovalWithdrawn
-# Post that is read before the core decides about its call. Reason: an approval that was granted may have expired or
+# The core reads this post before it decides about the call. Reason: an approval that was granted may have expired or
 # been withdrawn in the meantime. If the call were started first, the store would refuse the append that starts it.
 _ANSWERS = (ToolCallResolved, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
 # No call starts in the last 50 ms before its approval expires: the approval could expire before the intent is
@@ -177,7 +177,8 @@ _LEDGER_AGAIN_US = 500_000
 # Longer than an ordinary call stays in doubt. While a call is in doubt, its cost stays reserved.
 _LEDGER_PATIENCE_US = 900_000_000
 _LONGEST_SLEEP_US = 60_000_000  # a longer sleep would notice a jump of the wall clock too late
-_SHORTEST_SLEEP_US = 1_000  # work that is due may still wait for something slow: without a sleep the core would spin
+# Work that is due may wait for something slow: without this sleep the core would loop without a pause.
+_SHORTEST_SLEEP_US = 1_000
 # After one of these events, more of them may follow soon.
 _NEWS = frozenset((ChildFinished, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn))
 _UNBEGUN = ("proposed", "approved", "retry_wait", "idle", "failing")
@@ -216,7 +217,7 @@ class PendingRelease(Struct, frozen=True, gc=False):
     status: Literal["queued", "paused", "needs_attention"]
     waiting_for: str
     attention: Reason | None = None
-    cause: int | None = None  # the seq of the event that makes the run close; None: no event does (a drain)
+    cause: int | None = None  # the seq of the event that makes the run close; None: there is no such event (a drain)
 
 
 class Later(Struct, frozen=True, gc=False):
@@ -307,7 +308,7 @@ class RunCore:
         self._stored = blobs
         self._machine: Machine | None = None
         self._watch: CircleWatch | None = None
-        # Inputs that are not handled yet, and the answers that the core needs before it handles them.
+        # Inputs that are not handled yet, and the state that the core needs to handle them in turns.
         self._arrived: deque[Input] = deque()
         self._seen: set[int] = set()  # ids of inbox rows that arrived: the same row may be read and arrive again
         self._turn: Asking[None] | None = None  # the turn that waits for an answer to its question
@@ -326,8 +327,8 @@ class RunCore:
         self._precious = False
         self._urgent = False  # a recorded event creates a child: do not wait for `flush_us`
         self._dirty_since: int | None = None  # monotonic
-        # What the agent has requested, and the state of each of these calls. Keys and set members are call numbers. A
-        # comment that begins with → describes the value of the dict.
+        # What the agent has requested, and the state of these calls. The keys of the dicts and the members of the sets
+        # are call numbers. A comment that begins with → describes the values of a dict.
         self._asked: dict[int, Asked] = {}
         self._requests = Requests()
         self._unwanted: set[int] = set()  # calls, approvals and children that the agent has stopped waiting for
@@ -349,7 +350,7 @@ class RunCore:
         self._withdrawn: set[int] = set()  # approvals to withdraw
         self._settling: set[int] = set()  # approvals that the engine was told to settle
         self._compared: set[str] = set()  # names of tools whose pin was compared with the recorded pin
-        # Failures and reused outcomes that were recorded during `_obey`: delivered after the last command.
+        # Failures and reused outcomes that were recorded during `_obey`. They are delivered after the last command.
         self._refused: deque[tuple[Event, Event]] = deque()  # (event, the event that holds the completion)
         self._obeying = False
         self._ended_mono: dict[int, int] = {}  # → when the last attempt ended in this worker without a result
@@ -395,10 +396,13 @@ class RunCore:
             else:
                 self._keep(given)
             if more or self._sent is not None or self._turn is not None or self.state.created is None:
-                return out  # `given` is kept until the next input, or an answer, or the journal arrives
+                # `given` is kept until the turn can begin: at the next input, at an answer, or when the journal
+                # arrives.
+                return out
             turn = self._go_on()
         if answer is None:
-            # A turn that begins. Most turns ask nothing: `next` with a default is cheaper than a StopIteration.
+            # The turn begins here. Most turns have no question, and `next` with a default is faster than a
+            # StopIteration.
             out.question = next(turn, None)
         else:
             try:
@@ -412,7 +416,7 @@ class RunCore:
         return out
 
     def close(self) -> None:
-        """Close the agent's machine. The state of the agent does not matter."""
+        """Close the agent's machine. This is allowed in every state of the agent."""
         if self._machine is not None:
             self._machine.close()
             self._machine = None
@@ -420,8 +424,8 @@ class RunCore:
     def parked(self) -> ParkedRun | None:
         """What the engine may keep of the run after `Rested`; None if the run is over, or if it has to be replayed.
 
-        A run that was closing has to be replayed: events that were recorded meanwhile were not delivered to its agent.
-        If this returns a parked run, the caller owns the machine from now on and has to close it.
+        If the run was closing, it has to be replayed: events that were recorded in that time were not delivered to its
+        agent. If this method returns a parked run, the caller owns the machine from now on and has to close it.
         """
         machine, last = self._machine, self._released
         if machine is None or last is None or self.closing is not None or self.state.finished:
@@ -439,7 +443,7 @@ class RunCore:
 
     @property
     def may_begin(self) -> bool:
-        """May the calls begin whose intents are recorded?
+        """May the calls with recorded intents begin?
 
         Not while the run is closing. There is one exception: if the run closes because a later call exceeds a budget,
         these calls may begin, because the budget covers them.
@@ -457,7 +461,7 @@ class RunCore:
         return self._budgets
 
     def uncharged(self, budget_of: str) -> Amounts:
-        """What this run has recorded under the budget of run `budget_of` and what no ledger contains yet."""
+        """What this run has recorded under the budget of run `budget_of`, and no ledger contains yet."""
         if budget_of not in self._budgets:
             return NOTHING
         charge = self._charge()
@@ -580,7 +584,7 @@ class RunCore:
             elif type(event.body) in _NEWS:
                 self._last_news = self._mono
             elif type(event.body) in (RunReopened, CheckpointTaken) and circles is not None:
-                watch = CircleWatch(circles)  # the agent went back, or began a new life: what it did before does not count
+                watch = CircleWatch(circles)  # the agent went back, or began a new life: its calls before that do not count
             if watch is not None:
                 watch.observe(event, None if event.call is None else state.calls.get(event.call))
         if journal.epoch not in (None, state.epoch):
@@ -622,7 +626,10 @@ class RunCore:
         yield from self._go_on()
 
     def _came_further(self) -> bool:
-        """Has an attempt that was cut off come further than the attempts before? The next event about its call records that."""
+        """Did an attempt that was cut off come further than all attempts before?
+
+        The next event about its call records that.
+        """
         return any(goes_further(self.state.open[number].furthest, decode(progress)) for (number, _), progress in self._cut_off.items())
 
     def _rebuild(self, events: Sequence[Event]) -> Asking[None]:
@@ -647,7 +654,7 @@ class RunCore:
         for number in [number for number in self._requests.requests if number not in needed]:
             self._requests.forget(number)
         yield from self._obey(frontier.pending)
-        # The last worker was closing when the agent made these calls again.
+        # The agent made these calls again while the last worker was closing the run.
         for number in [number for number in self._machine.waits_for if number <= known and number not in again]:
             if number not in self._machine.edits:
                 self._reuse_outcome(number, state.seq)
@@ -861,7 +868,7 @@ class RunCore:
                 yield from self._over_budget(self.state.calls[number], barrier)
 
     def _request_again(self, number: int, cause: int) -> Asking[None]:
-        """The agent made a call that it has made before the run was reopened. It is the same call (core/history.py)."""
+        """The agent made a superseded call again. perdure treats both requests as one call (core/history.py)."""
         state = self.state
         call = state.calls.get(number)
         anew = state.fresh and call is not None and call.phase == "completed" and call.effect == "read"
@@ -872,7 +879,9 @@ class RunCore:
             yield from self._consider(call)
 
     def _reuse_outcome(self, number: int, cause: int) -> None:
-        """Record that the agent gets the outcome of a superseded call. It is delivered after the agent's commands.
+        """Record that the agent gets the outcome of a superseded call.
+
+        The outcome is delivered after the agent's commands.
 
         If the call is still open, the agent learns only how a person has edited its arguments.
         """
@@ -1098,8 +1107,8 @@ class RunCore:
         # covers the next attempt too.
         kept = None if call is None else call.may_cost
         wanted = amounts_of(most_of(tool.estimate, kept), calls=1)
-        # The ledgers do not contain what this run has recorded and not yet committed. That may be the reservations of
-        # many calls that begin together.
+        # The ledgers do not contain what this run has recorded and not yet committed, such as the reservations of many
+        # calls that begin together.
         uncharged = self._charge()
         more = uncharged.reserved + uncharged.spent + -amounts_of(kept)
         for ledger in read.ledgers:
@@ -1113,9 +1122,9 @@ class RunCore:
                     return Later(self._now, has_place=False)
                 continue
             if exceeded(ledger.run_id, ledger.limits, ledger.spent + uncharged.spent, wanted) is None:
-                # The budget is not spent: other calls have reserved a part of it, and may need less. Wait until these
-                # calls have ended, but not for ever: a run whose worker died, or whose call is in doubt, keeps its
-                # reservation.
+                # The budget is not spent: other calls have reserved a part of it, and may need less. So this call
+                # waits until they have ended. But it does not wait for ever: a run whose worker died, or whose call is
+                # in doubt, keeps its reservation.
                 since = self._short.setdefault(number, self._short_before.get(number, self._now))
                 if self._now - since < _LEDGER_PATIENCE_US:
                     return Later(self._now + _LEDGER_AGAIN_US, has_place=False)
@@ -1232,7 +1241,7 @@ class RunCore:
         if self._was_lost(call):
             cause = self._lose(call)
         elif call.effect == "keyed" and (call.number, call.attempt) in self._cut_off:
-            # The call is sent again with the same key. This event records the progress of the lost attempt.
+            # The call is made again with the same key. This event records the progress of the lost attempt.
             self._doubt(call, "its worker died inside it")
             cause = call.last_seq
         barrier = None
@@ -1253,7 +1262,7 @@ class RunCore:
         self._waits[call.number] = later.at
 
     def _was_lost(self, call: CallState) -> bool:
-        """Was the worker lost during an attempt that may be repeated and may have cost something?
+        """Was the worker lost during an attempt that may be repeated and may have cost money?
 
         Such an attempt is a request to a model, or a `read` or `idempotent` attempt with an estimate. An attempt whose
         progress was stored is treated in the same way, because the event also records the progress.
@@ -1397,15 +1406,15 @@ class RunCore:
         # The event keeps the event id that the sender chose. If the sender does not know whether its post was written,
         # it searches for that id.
         event_id = row.event_id or None
-        # The cause of post that answers no event of this journal is the event before it. The store uses the same rule.
+        # If post answers no event of this journal, its cause is the event before it. The store uses the same rule.
         before = state.seq
         match body:
             case CancelRequested() if state.cancel is None:
                 event = self._record(body, cause=before, event_id=event_id)
                 if self.closing is not None and self.closing.status != "queued":
-                    # The run was to be parked once its attempts ended. A cancel does not wait for these attempts, nor
-                    # for a person. The next worker delivers the cancel to the agent. This worker cannot: completions
-                    # that were recorded while the run was closing were not delivered here.
+                    # The run was to be parked when its attempts had ended. A cancel does not wait for these attempts,
+                    # nor for a person. The next worker delivers the cancel to the agent. This worker cannot do that:
+                    # it did not deliver the completions that were recorded while the run was closing.
                     self.closing = PendingRelease("queued", "another worker: it is to be cancelled", cause=event.seq)
                     self._stop_all()
                 yield from self._deliver(event)
@@ -1425,7 +1434,8 @@ class RunCore:
             case ToolCallResolved() if row.call in state.calls and self._is_about(body, state.calls[row.call]):
                 yield from self._hear_of_resolution(state.calls[row.call], body, event_id)
             case ApprovalVoted() | ApprovalEscalated() | ApprovalDecided() | ApprovalExpired() | ApprovalWithdrawn() if (
-                row.call in state.asks and state.asks[row.call].open  # a reopened run may have withdrawn it meanwhile
+                # If the run was reopened meanwhile, the approval may be withdrawn.
+                row.call in state.asks and state.asks[row.call].open
             ):
                 yield from self._hear_of_approval(state.asks[row.call], body, event_id)
             case ChildFinished() if row.call in state.alive:
@@ -1613,8 +1623,8 @@ class RunCore:
 
         A person may decide at the same time. The store's transaction decides which change came first (T17).
         """
-        # The approval is checked again until the result has arrived. So if settling fails and the run was parked in
-        # the meantime, the run still has a wake time.
+        # The approval is checked again until the result has arrived. So the run has a wake time even if the engine
+        # could not settle the approval and the run was parked in the meantime.
         self._expiries[ask.number] = self._now + _SETTLE_AGAIN_US
         if ask.number not in self._settling:
             self._settling.add(ask.number)
@@ -1710,9 +1720,9 @@ class RunCore:
         machine, state = self._machine, self.state
         assert machine is not None
         # If other runs need this run's place in the worker, park the run at once (park_after_us=0). A parent that
-        # polls its children must make room for the children, and a run that waits for reserved money must make room
-        # for the runs that reserved it. A suspect that waits for money always parks: it has a place in a group of
-        # suspects, and those runs may need that place.
+        # polls its children must make room for the children. A run that waits for reserved money must make room for
+        # the runs that reserved it. A suspect that waits for money always parks: the runs that reserved the money may
+        # be suspects too, and may need its place in the group of suspects.
         makes_room, self._crowded = self._crowded or (self._suspect and bool(self._short)), False
         timer = machine.next_timer()
         rest = at_rest(
@@ -1747,7 +1757,7 @@ class RunCore:
     def _lingers(self) -> bool:
         """Should the worker hold the run for a short time, because more of its children or approvals may end soon?
 
-        If the run were released and replayed for each of n children, that would cost O(n²).
+        If the run were released and replayed after the end of each of its n children, the work would grow with n².
         """
         if self._last_news is None or not (self.state.alive or self.state.pending):
             return False
@@ -1895,8 +1905,8 @@ class RunCore:
                 self._out.end = Rested(state.over if row.attention == "budget" else None)
                 return
         if self._unneeded:
-            # Do this now, and not in the next turn that records nothing. If calls answer quickly, one append follows
-            # the other, and such a turn may not come for a long time.
+            # Do this now, and not in the next turn that records nothing. If calls answer quickly, appends follow each
+            # other without such a turn for a long time.
             self._end_unneeded()
         if answer.begun:
             self._running.update(starting)

@@ -9,8 +9,8 @@ The fold changes one RunState in place. Its time is linear in the number of even
     started(k) ──→ completed | failed | retry_wait → started(k+1) | in_doubt
     in_doubt   ──→ completed | failed (resolved)   | did not happen → idle → started(k+1) | retry_wait (ask again later)
 
-If a person reopens the run (`run_reopened`), the agent goes back to an earlier point, and the world does not. So the
-calls keep their states; only a call that failed may be tried again.
+If a person reopens the run (`run_reopened`), the agent goes back to an earlier point. The world does not go back. So
+the calls keep their states, except that a failed call may be tried again.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class CallState(Struct, gc=False, omit_defaults=True):
     timeout_s: float | None = None
     settle_s: float | None = None
     has_reconcile: bool = False
-    keyless: bool = False  # the tool was not given the key, so no service can know it
+    keyless: bool = False  # the tool did not get the key, so no service can know it
     retry_at: int | None = None
     turn: int | None = None  # the start time of the call under its rate limit
     asks: int = 0  # how often the reconcile hook has answered "in progress"
@@ -169,7 +169,8 @@ class CallState(Struct, gc=False, omit_defaults=True):
     failure: Failure | None = None
     doubt: str | None = None
     doubtful: bool = False  # some attempt may have happened, and its outcome is not known yet
-    unproven: bool = False  # some attempt failed, or a person said so, and nothing proves that its effect did not happen
+    # An attempt failed without proof that its effect did not happen, or a person said that the call failed.
+    unproven: bool = False
     failed: int = 0  # how many attempts failed; an attempt that was stopped, or lost with its worker, does not count
     failed_at: int = 0  # the number of the last attempt whose failure was recorded, also if the attempt was stopped
     quiet_since: int = 0  # when the end of the last attempt was recorded, or the next worker claimed the run
@@ -177,7 +178,7 @@ class CallState(Struct, gc=False, omit_defaults=True):
     worker_may_live: bool = False
     loose: bool = False  # some attempt may still be running: "not found" proves nothing about that attempt
     progress: Payload | None = None  # the last progress that an attempt reported and an event recorded
-    furthest: Any = None  # the furthest of these, decoded; see goes_further
+    furthest: Any = None  # the furthest progress of all attempts, decoded; see goes_further
     resolved_by: str | None = None
     approval: str | None = None  # the id of the call's approval, if the call needs an approval
     withdrawn: int = 0  # how many attempts never began although their intents were recorded
@@ -242,7 +243,8 @@ class AskState(Struct, gc=False, omit_defaults=True):
     escalated: bool = False
     settled_seq: int = 0
     settled_at: int = 0
-    superseded: bool = False  # withdrawn by a `run_reopened`: a decision that no worker had read stays in the row alone
+    # A `run_reopened` withdrew the approval; if a decision was not read by a worker, only the row has it.
+    superseded: bool = False
 
     @property
     def pending(self) -> bool:
@@ -281,7 +283,7 @@ class RunState(Struct, gc=False, eq=False):
     seq: int = 0
     epoch: int = 0
     reopened: int = 0  # how often people have reopened the run
-    fresh: bool = False  # the last `run_reopened` says so
+    fresh: bool = False  # the field `fresh` of the last `run_reopened`
     created_at: int = 0
     updated_at: int = 0
     started_seq: int | None = None
@@ -308,7 +310,8 @@ class RunState(Struct, gc=False, eq=False):
     timers: dict[int, int] = {}  # timers that the run was parked for: number → due
     waiting_for: str | None = None
     wake_at: int | None = None
-    # Set when the run was released while calls waited for money that other calls have reserved: since when they wait.
+    # Set when the run was released while calls waited for money that other calls have reserved: the time when the wait
+    # began.
     short_since: int | None = None
     cancel: CancelRequested | None = None
     paused: RunPaused | None = None
@@ -445,7 +448,7 @@ class RunState(Struct, gc=False, eq=False):
             self.crashes = self.crashes_alone = 0
 
     def _reopen(self, event: Event, body: RunReopened) -> None:
-        """Go back to `back_to` in everything that only the agent knows. The calls stay as they are in the world."""
+        """Reset everything that only the agent knows to the event `back_to`. The calls in the world do not change."""
         if self.status == "succeeded" or not 1 <= body.back_to < event.seq:
             raise StoreCorrupt(
                 f"{self._name()}: event {event.seq} reopens a run that has succeeded, or goes back to an event that it has not"
@@ -465,8 +468,8 @@ class RunState(Struct, gc=False, eq=False):
         for one in body.unsettled:
             self._settle_cost(self._known(event, one.call), one.usage)
         for call in [call for call in self.open.values() if call.asked_seq > body.back_to]:
-            # A call that may have happened stays in doubt. Its worker may be alive: no claim of another worker has
-            # said otherwise.
+            # A call that may have happened stays in doubt. Its worker may still be alive, because no later claim has
+            # proved that it is dead.
             del self.open[call.number]
             if call.phase == "started":
                 call.quiet_since, call.worker_may_live = event.ts, True
@@ -640,7 +643,8 @@ class RunState(Struct, gc=False, eq=False):
         body = event.body
         call = self.calls.get(number) or self._first(event, number)
         call.last_seq, call.last_ts = event.seq, event.ts
-        # Nearly all events are the intent or the result of a call: these two are asked for without the slower pattern matching.
+        # Nearly all events are the intent or the result of a call. These two types are checked first, without the
+        # slower pattern matching.
         if isinstance(body, ToolCallInitiated):
             self._initiated(call, event, body)
         elif isinstance(body, ToolCallCompleted):
@@ -867,21 +871,24 @@ _decode_image = msgspec.json.Decoder(Image, dec_hook=lambda _, __: _NO_KEYS).dec
 
 
 def is_repeatable(call: CallState) -> bool:
-    """May this call, which has ended, be attempted again without a look at what became of it?
+    """May this ended call be attempted again without asking what became of it?
 
-    A `once` or `keyed` call may if the failures of all its attempts prove that nothing happened. After any other
+    A `once` or `keyed` call may, if the failures of all its attempts prove that nothing happened. After any other
     failure, `core/decide.py` decides as for a call in doubt.
     """
     return call.effect in ("read", "idempotent", "transaction") or not (call.unproven or call.doubtful)
 
 
 def is_certain_end(call: CallState) -> bool:
-    """Did the failed call certainly happen? Then it is never attempted again: only its result cannot be recorded."""
+    """Did the effect of this failed call certainly happen?
+
+    If so, only its result is lost: it is never attempted again.
+    """
     return call.failure is not None and call.failure.kind == "not_encodable"
 
 
 def unsettled(calls: Iterable[CallState]) -> tuple[Unsettled, ...]:
-    """Those of these calls that may have happened, and what each of them may have cost."""
+    """The calls among these that may have happened, and what each of them may have cost."""
     return tuple(
         Unsettled(call.number, call.attempt, call.may_cost)
         for call in calls
@@ -897,7 +904,7 @@ def _unsettled(call: CallState, doubt: ToolCallInDoubt) -> Usage | None:
 
 
 def added(one: Usage, other: Usage) -> Usage:
-    """The sum of both. The sum names a model only if all the usage is of that model."""
+    """The sum of both. The sum names a model only if all usage is the usage of that model."""
     return Usage(
         one.usd_micros + other.usd_micros,
         one.tokens_in + other.tokens_in,

@@ -214,8 +214,8 @@ class Begin(Struct, frozen=True, gc=False):
     args: bytes
     key: str  # the idempotency key; if empty, `keys` derives the key
     keys: CallKeys
-    # If the attempt begins at most `covered_s` seconds after its append was sent, the lease need not be checked. The
-    # wait before a hook's "not found" counts (`decide.quiet_after_s`) includes that delay.
+    # If the attempt begins at most `covered_s` seconds after its append was sent, the engine need not check the lease.
+    # The wait before a hook's "not found" counts (`decide.quiet_after_s`) includes this time.
     covered_s: float = 0.0
     after_us: int = 0  # only for a hook: ask the hook after this many microseconds
     # The last progress that an earlier attempt of the call reported, as JSON. A hook gets the progress of the last

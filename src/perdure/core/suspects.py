@@ -1,16 +1,16 @@
-"""Suspects: runs whose workers died repeatedly. Here are three rules.
+"""Suspects: runs whose workers died repeatedly. This module has three rules.
 
 How many suspects may a worker hold at a time? When does a run count as poison? When has an attempt come further?
 
 When a worker dies, it is not known which of its runs killed it. Two deaths in a row without progress make a run a
 suspect. A worker holds suspects as a group. At first the group may have any size, so that innocent runs lose no time.
-Whenever a group's worker dies, each of its runs may from then on only be in a group of half that size. So the run that
-kills workers is alone after log2(n) more deaths. A death proves something against a run only if the run was the
+When the worker of a group dies, each run of this group may afterwards only be in a group of half that size. So the run
+that kills workers is alone after log2(n) more deaths. A death proves something against a run only if the run was the
 worker's only suspect.
 
 Progress sets a run's count of crashes to 0: the run is no suspect any more. Progress is a call that has ended, a wait
-that has begun, or an attempt that came further than the attempts of its call before, by what it reported with
-`call.heartbeat`.
+that has begun, or an attempt that came further than the earlier attempts of its call. `call.heartbeat` reports how far
+an attempt has come.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ANY_SIZE = sys.maxsize
 
 
 def largest_group(crashes: int, lost_with: int) -> int:
-    """How many suspects a worker may hold together with a suspect with this history. That suspect is included.
+    """The size of the largest group in which a suspect with this history may be. The suspect itself is included.
 
     `crashes` includes the takeover by this worker. `lost_with`: how many other suspects the run's previous worker held
     when that worker was lost.
     """
     if crashes <= SUSPECT_CRASHES:
-        return ANY_SIZE  # it has not been in a group before
+        return ANY_SIZE  # the run has not been in a group before
     return max((lost_with + 1) // 2, 1)
 
 
@@ -62,10 +62,10 @@ def is_poison(crashes: int, crashes_alone: int, limit: int) -> bool:
 
     Yes, after `limit` deaths in a row, if the run was the worker's only suspect in enough of these deaths.
 
-    The first two deaths only make the run a suspect; the other runs of those workers do not matter. "Enough" means: in
-    as many deaths as remain after these two, and in at least one. With the default limit of 5, that is three deaths.
-    So a run that only shared its group with a poisonous run never counts as poison. If a new run starts to kill the
-    worker of an innocent suspect, that new run is a suspect after two deaths, and the innocent one is not alone.
+    The first two deaths only make the run a suspect, so the other runs of those workers do not matter. "Enough" means:
+    the number of the remaining deaths, and at least one. With the default limit of 5, that is three deaths. So a run
+    that only shared its group with a poisonous run never counts as poison. If a new run starts to kill the worker of
+    an innocent suspect, the new run is a suspect after two deaths, and then the innocent run is not alone.
     """
     return crashes >= limit and crashes_alone >= max(limit - SUSPECT_CRASHES, 1)
 
@@ -73,9 +73,9 @@ def is_poison(crashes: int, crashes_alone: int, limit: int) -> bool:
 def goes_further(before: Any, now: Any) -> bool:
     """Is this progress certainly more than the furthest progress before? None: nothing was reported before.
 
-    A number must be greater. A list must be longer, or have the same length and go further as a dict does. In a dict with
-    the same keys, a value must go further, and none may go back. Texts and other values prove nothing: a tool that kills
-    its worker at the same place each time may report another text each time.
+    A number must be greater. A list must be longer. Lists of the same length are compared like dicts. In a dict with
+    the same keys, at least one value must go further, and no value may go back. Texts and other values prove nothing:
+    a tool that kills its worker at the same place each time may report another text each time.
     """
     return before is None or _compared(before, now) > 0
 

@@ -1,7 +1,7 @@
 """The audit trail: one JSON line per event of all runs, from the journal or live from a worker.
 
-A line says who acted, what went wrong, and the details of the event: also the decisions and thoughts of the agent.
-Arguments and results are in a line only if that is asked for (`payloads`). docs/journal.md lists the fields.
+A line says who acted, what went wrong, and the details of the event, such as the decisions and thoughts of the agent.
+Arguments and results are in a line only with `payloads`. docs/journal.md lists the fields.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _of_run(event: Event) -> dict[str, Any]:
 
 
 def payloads(event: Event, load: Load | None) -> dict[str, Any]:
-    """What the event was given and what came of it, by the names of the fields: arguments, results, input, output."""
+    """The payloads of the event by the names of their fields: arguments, results, input, output."""
     body = event.body
     if isinstance(body, DecisionMade):
         return {}  # the line has the choice and its alternatives already
@@ -248,7 +248,7 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 
 class Trail:
-    """The lines of one run. Call `line` for every event in order, also if the caller does not use the line.
+    """The lines of one run. Call `line` for every event in order, even if you do not need every line.
 
     With `payloads` the lines have a field `payloads`. `load` reads payloads from the blob store.
     """
@@ -306,7 +306,7 @@ class Trail:
 
 # -- from the journal -------------------------------------------------------------------------------------------------
 class AuditFilter(Struct, frozen=True):
-    """Which lines are wanted. None and empty: all of them."""
+    """Which lines are wanted. A field that is None or empty excludes nothing."""
 
     since: int = 0  # µs since 1970
     until: int | None = None
@@ -325,9 +325,9 @@ class AuditFilter(Struct, frozen=True):
 class Audit:
     """The lines of all runs of a store. The first call of `more` yields all lines, a later call only new lines.
 
-    Only unfinished runs are kept in memory. Of runs that were reopened, and of those that ended last, it is kept how far
-    they were read: a person may reopen them. A run that ended earlier, and is reopened, is told again from its beginning.
-    `payloads`: the lines have arguments and results.
+    Only unfinished runs are kept in memory. For reopened runs, and for the runs that ended last, only the last yielded
+    seq is kept, because a person may reopen them. If a person reopens a run that ended earlier, all its lines are
+    yielded again. `payloads`: the lines have arguments and results.
     """
 
     def __init__(self, store: Reading, wanted: AuditFilter = AuditFilter(), *, payloads: bool = False) -> None:  # noqa: B008
@@ -336,11 +336,12 @@ class Audit:
         self._payloads = payloads
         self._load = loader(store)
         self._newest: Place = (0, 0)  # the place of the newest run that was listed so far
-        self._unfinished: dict[str, tuple[Place, int]] = {}  # run whose end was not yielded yet → (place, created_at)
+        # Run → (place, created_at), for runs whose end was not yielded yet.
+        self._unfinished: dict[str, tuple[Place, int]] = {}
         self._trails: dict[str, Trail] = {}
-        self._ended: dict[str, int] = {}  # of the last MAX_KNOWN_RUNS runs that ended: the seq up to which lines were yielded
-        self._reopened: dict[str, int] = {}  # the same of all runs that were reopened, and have ended again
-        self._run_seq = 0  # if only one run is wanted: the last of its events that was read
+        self._ended: dict[str, int] = {}  # run → its last yielded seq, for the last MAX_KNOWN_RUNS runs that ended
+        self._reopened: dict[str, int] = {}  # the same, for all runs that were reopened and have ended again
+        self._run_seq = 0  # if only one run is wanted: the seq of the last event that was read
 
     def more(self) -> Iterator[dict[str, Any]]:
         """Lines that were not yielded before. The lines of one run are in order of seq.
@@ -380,7 +381,7 @@ class Audit:
         grown: list[tuple[int, str]] = []
         # If a run was unfinished at the last call and is not listed now, the run has ended in the meantime.
         ended = dict(self._unfinished)
-        # From the first run on: an old run that had ended may have been reopened.
+        # Begin at the first run: an old run that had ended may have been reopened.
         newest, after = self._newest, (0, 0)
         while page := self._store.growing(after, newest, PAGE):
             after = page[-1][0]
@@ -396,12 +397,12 @@ class Audit:
         return grown + [(created_at, run_id) for run_id, (_, created_at) in ended.items()]
 
     def _told(self, run_id: str) -> int:
-        """The seq up to which the lines of this run were yielded."""
+        """The seq of the last line of this run that was yielded."""
         trail = self._trails.get(run_id)
         return self._ended.get(run_id, self._reopened.get(run_id, 0)) if trail is None else trail.seq
 
     def _grown_run(self, run_id: str) -> list[tuple[int, str]]:
-        """The same for a single run: the other runs of the journal are not looked at."""
+        """The same for a single run. The other runs of the journal are not read."""
         row = self._store.get(run_id)
         if row is None or row.seq <= self._run_seq or not self._may_have_lines(row):
             return []
@@ -411,7 +412,8 @@ class Audit:
     def _may_have_lines(self, row: RunRow) -> bool:
         wanted = self._wanted
         if row.specimen is not None:
-            return False  # its events happened in another journal, whose audit trail has them
+            # The events of a specimen happened in another journal, and the audit trail of that journal has them.
+            return False
         if not wanted.has_run(row.run_id, row.agent, row.tenant) or (wanted.until is not None and row.created_at > wanted.until):
             return False
         return row.updated_at >= wanted.since or row.status not in FINISHED
@@ -421,11 +423,11 @@ class Audit:
         events = self._store.read(run_id, trail.seq)
         told = max(self._ended.pop(run_id, 0), self._reopened.pop(run_id, 0))
         for event in events[:told]:
-            trail.line(event)  # it was yielded before the run was reopened
+            trail.line(event)  # this line was yielded before the run was reopened
         return events[told:]
 
     def _line(self, run_id: str, event: Event, *, last: bool) -> dict[str, Any]:
-        """The line of the event. `last`: it is the last event that was read of its run."""
+        """The line of the event. `last`: no later event of its run was read."""
         line = self._trails[run_id].line(event)
         if last and isinstance(event.body, Terminal):
             trail = self._trails.pop(run_id)
@@ -536,7 +538,7 @@ class AuditLog:
 
 
 def _told_before(events: Sequence[Event]) -> int:
-    """The seq of the last release or end before the last claim: up to there, earlier workers have written the lines.
+    """The seq of the last release or end before the last claim. Earlier workers have written the lines up to this seq.
 
     A worker that crashed did not release the run, so the lines of its events are written again.
     """

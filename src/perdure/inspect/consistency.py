@@ -48,7 +48,7 @@ class Relatives:
         self._started: dict[int | None, str] = {}
 
     def child_at(self, parent: str, call: int | None) -> str | None:
-        """The run id of the child that this call of the parent started, by the parent's journal; None if no child."""
+        """The run id of the child that this call of the parent started, by the parent's journal; None if there is none."""
         if parent != self._parent:
             events = self._store.read(parent)
             self._started = {event.call: event.body.run_id for event in events if isinstance(event.body, ChildStarted)}
@@ -114,7 +114,8 @@ def _children_problem(store: Reading, row: RunRow, state: RunState, events: Sequ
                     f"its child {child.run_id} has {child.status}, and the run was never told: it would wait for ever", event.seq
                 )
         elif isinstance(body, ChildFinished) and event.call is not None and state.children[event.call].ended is body:
-            # Not an end before the child was reopened, together with this run.
+            # Only the last end of the child counts. Earlier ends were before the child was reopened together with this
+            # run.
             child = store.get(body.run_id)
             if child is None or child.status != body.status:
                 is_now = "is not there" if child is None else f"is {child.status}"

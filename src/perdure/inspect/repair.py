@@ -57,7 +57,7 @@ def _contradicts(store: Reading, row: RunRow, state: RunState, ask: AskState) ->
 
 
 def right_approval(state: RunState, ask: AskState, found: ApprovalRow | None) -> ApprovalRepair:
-    """The row of an approval as the journal has it. `found`: the row that there is; None if there is none."""
+    """The row of an approval according to the journal. `found`: the existing row; None if there is none."""
     request, status = ask.request, approval_status(ask, state)
     if state.finished and status == "pending":
         status = "withdrawn"  # the end of a run withdraws its approvals without an event
@@ -91,7 +91,10 @@ def _found(store: Reading, approval: str) -> ApprovalRow | None:
 
 
 def _right_ledger(store: Reading, row: RunRow, state: RunState) -> Ledger | None:
-    """The ledger of the run's own budget, from the journals of the run and all runs below. None: it has no budget."""
+    """The ledger of the run's own budget, from the journals of the run and all runs below.
+
+    None: the run has no budget.
+    """
     if state.budget is None:
         return None
     ledgers = store.ledgers(row.run_id)

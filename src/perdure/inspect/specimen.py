@@ -1,8 +1,8 @@
-"""Makes rows for a local journal out of an export: the family becomes specimens, to be looked at.
+"""Makes rows for a local journal from an export: the family becomes specimens, so that people can look at it.
 
-Nothing is written here. The file was checked whole before (`export.load`), and `take_in_specimen` of the store writes all
-rows in one transaction. A specimen has the bytes of its events as they were hashed, so `perdure verify` checks them here as
-in the journal that they came from. Its rows are computed from its journal, as of its last event.
+This module writes nothing. The whole file was checked before (`export.load`), and the store's `take_in_specimen`
+writes all rows in one transaction. A specimen has the bytes of its events exactly as they were hashed. So `perdure
+verify` checks them here as in the original journal. The rows are computed from the journal, as of its last event.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perdure.tool.artifact import CHUNK_BYTES, SCHEME, Artifact
 
 
 class Family(Struct, frozen=True):
-    """What is to be inserted."""
+    """A family of specimens, ready to be inserted."""
 
     export: Export
     wholes: list[Whole]  # the parents before their children
@@ -61,12 +61,15 @@ def read_family(path: Path, *, by: str, now: int) -> Family:
 
 
 def chunks(path: Path, family: Family) -> Iterator[tuple[ArtifactRow, Iterable[bytes]]]:
-    """The artifacts with their bytes. The file is read again; StoreCorrupt if it was changed since."""
+    """The artifacts with their bytes.
+
+    The file is read again; StoreCorrupt if the file was changed since the first time.
+    """
     for line, data in artifact_chunks(path):
         if line.uri not in family.artifacts:
             raise StoreCorrupt(f"{path} was changed while it was imported; nothing was imported: try again")
         yield family.artifacts[line.uri], _even(data)
-        for _ in data:  # what the store did not read, because it has the artifact
+        for _ in data:  # read the bytes that the store has not read because it already has the artifact
             pass
 
 
@@ -83,7 +86,10 @@ def _even(data: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def is_there(family: Family, found: dict[str, Head], *, specimens: Sequence[str]) -> bool:
-    """Is exactly this family in the journal, as specimens? Conflict if another run has one of its ids."""
+    """Is exactly this family in the journal already, as specimens?
+
+    Raises Conflict if another run has one of its ids.
+    """
     runs = family.export.runs
     if not found:
         return False
@@ -171,7 +177,7 @@ def _approvals(run: ExportedJournal) -> list[tuple[object, ...]]:
 
 
 def _payer(run: ExportedJournal, export: Export) -> str | None:
-    """The nearest run, from this one upwards, that has a budget."""
+    """The run that has the budget: this run, or else its nearest ancestor with a budget."""
     at: ExportedJournal | None = run
     while at is not None and at.state.budget is None:
         assert at.state.created is not None

@@ -1,4 +1,4 @@
-"""Words for recorded things: times, spans, payloads, calls, amounts, model calls, plans, and one sentence per event.
+"""Words for recorded data: times, spans, payloads, calls, amounts, model calls, plans, and one sentence per event.
 
 Text from a journal is returned as it was recorded. The caller must escape the text before it prints it on a terminal.
 """
@@ -79,7 +79,7 @@ _OURS = re.compile(r"-packages/perdure/|/python3[.0-9]*t?/(asyncio|concurrent)/"
 _OUR_FOLDER = __file__.removesuffix("inspect/text.py")
 _SPANS = ((86_400, "day", "days"), (3_600, "h", "h"), (60, "min", "min"), (1, "s", "s"))
 
-# effect class → what it means if the journal has the intent of a call, and no result.
+# Effect class → the meaning of a journal that has the intent of a call and no result.
 EFFECTS = {
     "read": "changes nothing, so it is simply asked again",
     "idempotent": "repeating it ends in the same state, so it is simply run again",
@@ -302,7 +302,8 @@ def answer_in(result: Payload | None, load: Load | None = None) -> Answer | None
     encoded = _bytes(result, load)
     if encoded is None:
         return None
-    from perdure.models.messages import answer_of  # here: a worker without models does not load this module
+    # Imported here, so that a worker without models does not load this module.
+    from perdure.models.messages import answer_of
 
     try:
         return answer_of(encoded)
@@ -463,9 +464,9 @@ def _about_call(event: Event, call: str, load: Load | None) -> str:
         case ChildFinished():
             return f"{call}: its child {body.run_id} {'was ' if body.status == 'cancelled' else ''}{body.status}: {failed(body.failure)}"
         case CallRequestedAgain():
-            return f"{call} is made again" + (": its result is fetched anew" if body.anew else ": it is the same call, with the same key")
+            return f"{call} is made again" + (": a new result is needed" if body.anew else ": it is the same call, with the same key")
         case OutcomeReused():
-            return f"{call}: what event {body.of} brought is used again"
+            return f"{call}: the outcome in event {body.of} is used again"
         case _:
             return f"{call}: {event.type}"
 
@@ -510,7 +511,7 @@ def _settling(body: ApprovalSettled) -> str:
         case ApprovalExpired(lapsed=True):
             return "was given, and expired before the call could start"
         case ApprovalExpired():
-            return "expired: nobody decided in time"
+            return "expired: no decision came in time"
         case ApprovalWithdrawn():
             return "was withdrawn: the answer is not needed any more"
 
@@ -574,7 +575,7 @@ def _about_run(event: Event, load: Load | None) -> str:
             fresh = ", and `read` calls and requests to models are made again" if body.fresh else ""
             return f"{body.by} let the run go on from event {body.back_to}: all events since are superseded{fresh}{_note(body.reason)}"
         case OutcomeReused():
-            return f"what event {body.of} brought is used again"
+            return f"the outcome in event {body.of} is used again"
         case CheckpointTaken():
             return f"the agent took a checkpoint with {shown(body.state)}, and began again from there"
         case (

@@ -25,7 +25,8 @@ from perdure.core.identity import CallKeys
 from perdure.inspect.branches import Superseded
 from perdure.inspect.text import Load, clip, iso, plain, sentence
 
-# What agents/plan/follow.py writes: the status right before the call of a step, and the action of an approval of a step.
+# The texts that agents/plan/follow.py writes: the status right before the call of a step, and the action of a step's
+# approval.
 _STEP_STATUS = re.compile(r"(undoing )?step ([A-Za-z_][A-Za-z0-9_-]{0,63})(?:: (.*))?\Z", re.DOTALL)
 _STEP_ACTION = re.compile(r"step ([A-Za-z_][A-Za-z0-9_-]{0,63})(?:: .*| failed)\Z", re.DOTALL)
 
@@ -47,7 +48,7 @@ class PlanStep(Struct, frozen=True, omit_defaults=True):
 
 
 class EventNames:
-    """The tools, keys, names and steps of a run's calls. They are collected from the run's events, which come in order.
+    """The tools, keys, names and steps of a run's calls. They are collected from the events of the run, in order.
 
     `load` reads a plan that is too large for its event; without `load` its steps have no descriptions.
     """
@@ -55,7 +56,8 @@ class EventNames:
     def __init__(self, load: Load | None = None) -> None:
         self._load = load
         self._described: dict[str, str | None] | None = None  # step of the recorded plan → its description; None: no plan
-        self._announced: tuple[PlanStep, str | None, int | None] | None = None  # the step whose call follows, its tool, its cause
+        # (step, tool, cause) of the step whose call comes next.
+        self._announced: tuple[PlanStep, str | None, int | None] | None = None
         self.steps: dict[int, PlanStep] = {}
         self.tools: dict[int, str] = {}
         self.keys: dict[int, str] = {}
@@ -90,7 +92,10 @@ class EventNames:
                 self.calls[event.call] = agent
 
     def _announce(self, text: str, cause: int | None) -> None:
-        """A plan reports each step right before its call, in the same activation: so the next call is the step's call."""
+        """A plan reports each step right before the step's call, in the same activation.
+
+        So the next call belongs to the step.
+        """
         found = _STEP_STATUS.match(text)
         if found is not None and self._described is not None:
             step = PlanStep(found[2], self._described.get(found[2]), undoing=found[1] is not None)

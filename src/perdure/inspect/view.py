@@ -38,7 +38,7 @@ class RunView(Struct, frozen=True):
 
     @property
     def superseded(self) -> set[int]:
-        """The numbers of the calls, approvals and children that the agent does not know, since the run was reopened."""
+        """The numbers of the superseded calls, approvals and children, which the agent does not know any more."""
         if not self.state.reopened:
             return set()
         return {*self.state.calls, *self.state.asks, *self.state.children} - known_calls(self.events)
@@ -54,7 +54,10 @@ class RunView(Struct, frozen=True):
 
 
 def begins_later(row: RunRow, now: int) -> bool:
-    """Has the run never been claimed, and has its time to begin not come? Only `resume --now` begins it before that."""
+    """Was the run never claimed, and is its `not_before` still in the future?
+
+    Only `resume --now` lets it begin earlier.
+    """
     return row.epoch == 0 and row.ready_at is not None and row.ready_at > now
 
 

@@ -19,7 +19,7 @@ class WorkerView(Struct, frozen=True):
     worker: str
     name: str  # host:pid
     alive: bool
-    dead: bool  # it is proven that the process is gone; a worker that is neither alive nor dead is silent
+    dead: bool  # the process is proven to be gone; a worker that is neither alive nor dead is silent
     since: str  # ISO 8601
     last_seen: str
     silent_s: float
@@ -61,7 +61,7 @@ def lease_of(worker: WorkerRow, lease_us: int) -> int:
 
 
 def state_of(worker: WorkerRow | None) -> str:
-    """In a few words: is the holder of a run alive, dead or silent? None: it is not registered any more."""
+    """Is the holder of a run alive, dead or silent, in a few words? None: the holder is not registered any more."""
     if worker is None:
         return "is not registered any more"
     return "is alive" if worker.alive else "is dead" if worker.dead else "is silent (suspended, or cut off from the database)"
@@ -98,7 +98,7 @@ def _lag(queue: str, parties: Sequence[Backlog], limit: Queue | None, now: int) 
 
 
 def no_room(row: RunRow, backlog: Sequence[Backlog], limits: Mapping[str, Queue]) -> str | None:
-    """In words: the queue limit that blocks the run; None if no limit does. Workers may have other settings."""
+    """In words: the queue limit that blocks the run; None if no limit blocks it. Workers may have other settings."""
     limit = limits.get(row.queue)
     if limit is None:
         return None

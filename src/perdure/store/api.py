@@ -40,7 +40,7 @@ Place = tuple[int, int]
 
 
 class Reopen(Struct, frozen=True, gc=False):
-    """One run that a person reopens, and the events that say so."""
+    """One run that a person reopens, and the events that record this."""
 
     run_id: str
     seen: int  # the run's last event when the events were computed
@@ -62,6 +62,8 @@ class NewRun(Struct, frozen=True, gc=False):
     artifacts: tuple[str, ...] = ()
     # The artifacts that the input contains as pointers. NotFound if the tenant does not have one of them.
     needed_artifacts: tuple[str, ...] = ()
+    # For an undo: the number of events that the run had when its undo was planned. Conflict if it has more now.
+    undoes: int | None = None
 
 
 class RunRow(Struct, frozen=True, gc=False):
@@ -99,15 +101,18 @@ class RunRow(Struct, frozen=True, gc=False):
     # How many other runs the lost worker held. Each of these runs may have killed the worker. If this run is a
     # suspect, only the other suspects count.
     lost_with: int = 0
-    # JSON of a `Specimen`, if the run was imported from a file to be looked at. No worker drives it, and it takes nothing
-    # more. None: a run of this journal.
+    # JSON of a `Specimen`, if the run was imported from a file for people to look at. No worker drives it, and it
+    # accepts no post. None: a run of this journal.
     specimen: str | None = None
 
     def check_live(self) -> None:
-        """Conflict if the run is a specimen. Every write to a run from outside asks this; triggers refuse all others."""
+        """Raise Conflict if the run is a specimen.
+
+        Every post calls this; triggers refuse all other writes to a specimen.
+        """
         if self.specimen is not None:
             raise Conflict(
-                f"run {self.run_id} is a specimen: an imported copy, to be looked at; no worker drives it, and it takes nothing",
+                f"run {self.run_id} is a specimen, an imported copy to look at: no worker drives it, and it accepts no post",
                 hint="act on the run in the journal that it came from",
             )
 
@@ -128,12 +133,12 @@ class RunRow(Struct, frozen=True, gc=False):
 class Specimen(Struct, frozen=True, gc=False, omit_defaults=True):
     """Where a specimen came from."""
 
-    file_sha256: str  # of the imported file
+    file_sha256: str  # the SHA-256 of the imported file
     exported_at: str
     imported_at: int
-    by: str  # who imported it
+    by: str  # the person who imported it
     redacted: int = 0  # how many values of the whole file were redacted before it was written
-    original_head: str | None = None  # only of a redacted copy: the head of the run in the journal that it came from
+    original_head: str | None = None  # only for a redacted copy: the head of the run in the original journal
 
 
 class Watched(Struct, frozen=True, gc=False):
@@ -147,7 +152,7 @@ class OpenAttempt(Struct, frozen=True, gc=False):
     """An attempt that is under way."""
 
     call: int
-    tool: str  # or the name of the model
+    tool: str  # the name of the tool or the model
     attempt: int
     since: int  # µs
     progress: bytes | None = None  # JSON: what the attempt last reported with `call.heartbeat`, as it is stored
@@ -417,8 +422,8 @@ class Moved(Struct, frozen=True, gc=False):
         if self.done:
             return f"this journal was moved to {self.to_url} on {at}; use that one"
         return (
-            f"this journal is being moved to {self.to_url} since {at} and takes nothing more; the same `perdure copy` again finishes that, "
-            "with --abandon it is taken back"
+            f"this journal is being moved to {self.to_url} since {at}, and accepts no more writes; to finish the move, run the same "
+            "`perdure copy` again; to undo it, add --abandon"
         )
 
 
@@ -667,12 +672,13 @@ class Reading(Protocol):
         """The hashes of the events with seq > after, in order, at most `limit`."""
 
     def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
-        """The runs after the place `after`, in order, each with its place. Up to `newest`, only those that may have changed.
+        """The runs after the place `after`, in order, each with its place.
 
-        These are the unfinished runs, and the runs that were ever reopened in this database. A run that becomes visible
-        later has a later place, whatever the clocks say, and a finished run changes only when it is reopened. So a reader
-        that knows all runs up to `newest` gets every run that may have grown since then. A reader only compares places
-        and passes them in again. The place right before (a, b) is (a, b - 1).
+        Up to the place `newest`, only runs that may have changed are returned: the unfinished runs, and the runs that
+        were ever reopened in this database. A run that becomes visible later has a later place, whatever the clocks
+        say, and a finished run changes only when it is reopened. So a reader that knows all runs up to `newest` gets
+        every run that may have new events. A reader only compares places and passes them in again. The place right
+        before (a, b) is (a, b - 1).
         """
 
     def blob(self, digest: str) -> bytes:
@@ -1007,7 +1013,10 @@ class ArtifactStore(Protocol):
         """The bytes are complete and durable: the artifact can be opened. Conflict as in add_chunk."""
 
     def use_artifacts(self, run_id: str, artifacts: Sequence[str]) -> None:
-        """Let the family of this run open those of these artifacts that are saved and have the run's tenant."""
+        """Let the family of this run open these artifacts.
+
+        Artifacts that are not saved or have another tenant are left out.
+        """
 
     def doom_artifact(self, artifact: str) -> bool:
         """Mark an orphan for deletion: no family may open it from now on, and `doomed_artifacts` returns it.
@@ -1072,7 +1081,7 @@ class ArchiveStore(Protocol):
     """Moves journals to another database, prunes families, repairs rows, and restores the schema."""
 
     def restore_schema(self, *, check: bool = False) -> list[str]:
-        """Make the triggers and indexes of the schema again that are missing or were changed.
+        """Create again the triggers and indexes of the schema that are missing or were changed.
 
         Returns each of them in words. With `check`, nothing is changed.
         """
@@ -1131,7 +1140,7 @@ class ArchiveStore(Protocol):
         """
 
     def missing_blobs(self, digests: Iterable[str]) -> list[str]:
-        """Those of the digests whose blobs are not in this database."""
+        """The digests among these whose blobs are not in this database."""
 
     def put_blobs(self, blobs: Sequence[bytes]) -> None:
         """Store blobs, before the runs that name them are inserted."""

@@ -110,7 +110,7 @@ class Wholes(Part):
                 take_in_bytes(cursor, row, chunks)
             lines: dict[Row, int] = {}
             for whole in wholes:
-                assert whole.run[-1] is not None, whole.run_id  # a specimen: no worker may ever claim it
+                assert whole.run[-1] is not None, whole.run_id  # this is a specimen: no worker may ever claim it
                 if cursor.one("run_key", (whole.run_id,)) is not None:
                     raise taken
                 self._take_in_events(cursor, _insert(cursor, whole, lines))
@@ -296,5 +296,5 @@ def moved_error(where: str, moved: Moved | None) -> StoreError:
     """The error for a write that the triggers of the database refused because the journal is closed."""
     if moved is None:
         return StoreError("was closed for a move and is open again; try again", where=where)
-    how = "is closed: its journal was moved" if moved.done else "is closed: its journal is being moved, and takes nothing more"
+    how = "is closed: its journal was moved" if moved.done else "is closed: its journal is being moved, and accepts no more writes"
     return StoreError(how, where=where, hint=moved.words)

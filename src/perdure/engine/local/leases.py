@@ -68,17 +68,23 @@ class Watchdog:
         self._inside = inside
         self._asked = False  # a callback is scheduled and has not run yet
         self._stuck_s = 0.0  # for how long the loop did not run while this thread ran
+        self._logged_s = 0.0  # the value of _stuck_s that was logged last
         self._looked_s = time.monotonic()
+
+    @property
+    def loop_is_closed(self) -> bool:
+        return self._loop.is_closed()
 
     def look(self, patience_s: float) -> None:
         """Check the loop. The heartbeat's thread calls this at every beat: twice in `patience_s`."""
         since_s, self._looked_s = self._looked_s, time.monotonic()
         if self._asked:
             self._stuck_s += min(self._looked_s - since_s, 0.75 * patience_s)
-            if self._stuck_s > patience_s:
+            if self._stuck_s > max(patience_s, 2 * self._logged_s):
+                self._logged_s = self._stuck_s
                 log.error("the event loop has not turned for %.0f s, and no run goes on: it is inside %s", self._stuck_s, self._inside())
             return
-        self._asked, self._stuck_s = True, 0.0
+        self._asked, self._stuck_s, self._logged_s = True, 0.0, 0.0
         try:
             self._loop.call_soon_threadsafe(self._turn)
         except RuntimeError:
@@ -168,6 +174,11 @@ class Renewer:
             if (late_s := time.monotonic() - since_s - wait_s) > self._lease_s:
                 log.warning("this process did not run for %.0f s (suspended?); other workers may have taken over its runs", late_s)
             wait_s = self._every_s
+            if self._watchdog.loop_is_closed:
+                # The loop was closed and the worker was not. Its runs cannot go on here: without heartbeats, other
+                # workers take them over.
+                log.error("the event loop of this worker was closed before the worker was; its leases are no longer renewed")
+                return
             self._watchdog.look(patience_s=2 * self._every_s)
             try:
                 self.beat()

@@ -532,8 +532,8 @@ class Worker:
                 plan, tools, file = (row.target or code).partition(" --tools ")
                 message += "; a run keeps its plan"
                 way_out = (
-                    f"use the old plan and tools, or end it ({shell.command('cancel', row.run_id)}) and start anew; "
-                    f"only if the plan is the same, and its tools are not, this can go on with it: "
+                    f"use the old plan and tools, or end it ({shell.command('cancel', row.run_id)}) and start a new run; "
+                    f"if only the tools have changed, and the plan has not, let this code continue it: "
                     f"{shell.command('resume', row.run_id, plan)}{tools}{shell.quote(file) if file else ''} --adopt"
                 )
             raise WrongVersion(message, hint=way_out)

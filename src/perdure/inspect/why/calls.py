@@ -70,14 +70,14 @@ class CallInDoubt(Struct, frozen=True):
     effect: str
     asked: str
     key: str
-    keyless: bool  # True: the tool was not given the key, so no service knows it
+    keyless: bool  # True: the tool did not get the key, so no service knows it
     attempt: int
     asked_at: str
     since: str
     age: str
     age_s: float
     why: str
-    progress: str | None  # in words. It is what the attempt said about its own work, and proves nothing
+    progress: str | None  # the progress that the attempt reported, in words; it proves nothing
     places: list[str]
     worker: str | None
     meaning: str
@@ -183,7 +183,7 @@ def _without_hook(call: CallState, scene: Scene) -> str:
 
 
 def reached(call: CallState, scene: Scene) -> str | None:
-    """The last progress of the call, in words; None if no attempt of it has reported any."""
+    """The last progress of the call, in words; None if no attempt of the call has reported progress."""
     stored = scene.progress.get(call.number)
     if stored is not None:
         return f"{progress_words(stored.progress)} (stored {span(scene.now - stored.at)} ago)"
@@ -245,7 +245,8 @@ Ended = tuple[int, Callable[[], Done]]
 def ended(scene: Scene) -> tuple[list[Ended], list[Ended]]:
     """Two lists of calls, approvals and children, by call number: those that succeeded, and all others.
 
-    Each entry has the number, and a function that describes it: of very many, only a few are shown.
+    Each entry has the number, and a function that describes the entry: if there are very many entries, only a few are
+    described.
     """
     state = scene.reading.state
     asks = [ask for ask in state.asks.values() if ask.request.tool is None and not ask.pending]
@@ -269,7 +270,7 @@ def ended(scene: Scene) -> tuple[list[Ended], list[Ended]]:
 
 
 def superseded(scene: Scene) -> list[Done]:
-    """What the run did, or may have done, before it was reopened, and what its agent has not done again.
+    """Calls that the run made, or may have made, before it was reopened, and that its agent has not made again.
 
     Calls that change nothing are left out, and so are calls that certainly did not happen.
     """

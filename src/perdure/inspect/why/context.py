@@ -131,7 +131,7 @@ def _words(status: str, by: str, when: str, *, in_part: bool) -> str:
     if status == "succeeded":
         return f"undone{' in part' if in_part else ''} by {by} at {when}"
     if status in FINISHED:
-        return f"its undo, which {by} asked for, {'was ' if status == 'cancelled' else ''}{status} at {when}: what it had undone stays so"
+        return f"its undo, which {by} asked for, {'was ' if status == 'cancelled' else ''}{status} at {when}: calls that it has undone stay undone"
     return f"being undone, as {by} asked: that is {status.replace('_', ' ')}"
 
 

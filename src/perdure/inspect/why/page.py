@@ -73,12 +73,13 @@ class Why(Struct, frozen=True):
     priority: int
     parent: str | None
     parent_call: int | None
-    specimen: bool  # an imported copy: nothing can be done to it here
+    specimen: bool  # an imported copy: no command can change it
     status: str
     now: str  # when the page was made
     sentence: str
     places: list[str]  # if the run failed: where the exception was raised
-    failing: InspectedFrame | None  # if the run failed, and its code is at hand: the line that failed, and its variables
+    # If the run failed and its code can be loaded: the line that failed, and its variables.
+    failing: InspectedFrame | None
     cancel: Cancel | None
     paused: Paused | None
     said: str | None
@@ -92,7 +93,7 @@ class Why(Struct, frozen=True):
     not_done: list[Done]  # calls, approvals and children that failed, were rejected, expired or were cancelled
     not_done_count: int
     reopened: list[Reopening]  # where people let the run go on from an earlier event
-    superseded: list[Done]  # what superseded calls did, or may have done: it stays done
+    superseded: list[Done]  # superseded calls that happened or may have happened: their effects stay
     undoing: Undoing | None  # the run that undoes this run
     in_doubt: list[CallInDoubt]
     again: list[Open]  # calls that were cut off, and are safe to run again
@@ -216,7 +217,7 @@ def _changed(scene: Scene) -> list[str]:
 
 # -- open calls -------------------------------------------------------------------------------------------------------
 def _is_under_way(scene: Scene) -> bool:
-    """Does a worker perform the open calls? Of a specimen: did a worker hold the run when it was exported?"""
+    """Does a worker perform the open calls? For a specimen: did a worker hold the run when it was exported?"""
     return scene.held or (scene.reading.row.specimen is not None and scene.reading.state.worker is not None)
 
 

@@ -16,6 +16,7 @@ _PAGE_BYTES = 8192
 _LOG_PAGES = 320
 _LARGE_COMMIT_ROWS = 150  # an append of one run changes three rows, and one page or two
 _CACHE_KIB = 4096
+_LOOK_S = 0.001
 
 
 def check_synchronous(synchronous: str) -> None:
@@ -31,7 +32,7 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
             raise StoreUnavailable(
                 "is read-only; a journal is written to: change the permissions of the file or remount its file system", where=str(path)
             )
-        connection.set_busy_timeout(int(busy_s * 1000))
+        wait_when_busy(connection, busy_s)
         # The page size takes effect in a new file only. With pages of 4 KiB, events of about 2 KiB (a typical size of
         # messages) would leave half of every page empty.
         connection.pragma("page_size", _PAGE_BYTES)
@@ -54,12 +55,35 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
     return connection
 
 
+def wait_when_busy(connection: apsw.Connection, busy_s: float) -> None:
+    """Let statements of the connection wait up to `busy_s` seconds for a lock that another process holds.
+
+    SQLite has no queue of processes that wait for a lock: each looks again and again, and the one that looks at the
+    right moment gets the lock. SQLite's own time-out makes the pauses longer and longer (up to 0.1 s). Beside busy
+    workers, the process that has waited longest would then have the smallest chance: one decision in 50 took seconds.
+    So all processes look at the same short intervals.
+    """
+    deadline = 0.0
+
+    def look_again(looked: int) -> bool:
+        nonlocal deadline
+        now = time.monotonic()
+        if not looked:
+            deadline = now + busy_s
+        elif now >= deadline:
+            return False
+        time.sleep(_LOOK_S)
+        return True
+
+    connection.set_busy_handler(look_again)
+
+
 def fit_log(connection: apsw.Connection, rows: int, *, is_long: bool) -> bool:
-    """Choose how long the log may become, before the commit of a transaction that has changed so many rows.
+    """Choose how long the log may become. Call this before the commit of a transaction that has changed `rows` rows.
 
     The commits of many runs change the same pages again and again: in a log that is three times as long, a checkpoint
-    copies a page once for several commits. SQLite itself makes the checkpoint, as before, after the commit. `is_long`:
-    the log of this connection may be long now. Returns whether it may be long from now on.
+    copies a page once for several commits. SQLite itself still makes the checkpoint after the commit. `is_long`: the
+    log of this connection may be long now. Returns whether it may be long from now on.
     """
     wants_long = rows >= _LARGE_COMMIT_ROWS
     if wants_long != is_long:

@@ -15,7 +15,7 @@ from perdure.errors import InvalidInput, StoreError, StoreUnavailable
 from perdure.store.archive import moved_error, moved_from
 from perdure.store.cursor import Cursor, Params, Row
 from perdure.store.sqlite.chain import link_chain
-from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory, fit_log
+from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory, fit_log, wait_when_busy
 from perdure.store.sqlite.faults import not_text, translated
 from perdure.store.sqlite.guard import unwatch, watch
 from perdure.store.sqlite.migrate import migrate
@@ -257,11 +257,11 @@ class SqliteDatabase:
             return
         try:
             connection = self._connection()
-            connection.set_busy_timeout(0)  # do not wait for readers: the next failed write starts another checkpoint
+            connection.set_busy_handler(None)  # do not wait for readers: the next failed write starts another checkpoint
             try:
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             finally:
-                connection.set_busy_timeout(int(self._busy_s * 1000))
+                wait_when_busy(connection, self._busy_s)
         except (apsw.Error, StoreError):
             pass  # the file would have to grow, or another process uses the file: the caller gets the first error
 
