@@ -26,7 +26,7 @@ from perdure.core import codec, identity
 from perdure.core.approval import ApprovalStatus, Vote
 from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload, shown
-from perdure.core.events import Event, FailureKind, FrameChanged, Limits, Reason, RunAdopted, RunCreated, Status
+from perdure.core.events import Event, FailureKind, FrameChanged, Limits, Reason, RunAdopted, RunCreated, Status, event_at, place_of
 from perdure.core.state import RunState, fold
 from perdure.core.times import LATEST_US, micros_of, utc_within
 from perdure.engine.api import Engine, Reading, no_such_run
@@ -1027,9 +1027,14 @@ class Handle:
         if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
             raise InvalidInput(f"state(at={shown(at)}): the seq of an event, a whole number, or None for now")
         events = await self.events()
-        if at is not None and not 1 <= at <= len(events):
-            raise NotFound(f"run {self.id} has events 1 to {len(events)}; there is no event {at}")
-        return fold(events[:at])
+        if at is not None and event_at(events, at) is None:
+            removed = 1 <= at <= events[-1].seq
+            raise NotFound(
+                f"run {self.id}: event {at} was removed; its checkpoint is event {events[1].seq}"
+                if removed
+                else f"run {self.id} has events 1 to {events[-1].seq}; there is no event {at}"
+            )
+        return fold(events if at is None else events[: place_of(events, at)])
 
     async def inspect(self, at: int | None = None, *, all_frames: bool = False) -> Inspection:
         """Look into the agent: its tasks, the lines where they wait, their variables, and what they wait for.

@@ -26,8 +26,20 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from perdure.agent import Agent
 from perdure.core import codec
 from perdure.core.codec import Payload, shown
-from perdure.core.events import OF_MODEL, AnswerSource, Event, Failure, RunAdopted, RunCreated, RunForked, Usage
-from perdure.core.fork import copies, edited_result, fork_point
+from perdure.core.events import (
+    OF_MODEL,
+    AnswerSource,
+    Event,
+    Failure,
+    FrameChanged,
+    RunAdopted,
+    RunClaimed,
+    RunCreated,
+    RunForked,
+    Usage,
+    place_of,
+)
+from perdure.core.fork import check_whole, copies, edited_result, fork_point
 from perdure.core.machine import (
     Asked,
     CallCompleted,
@@ -228,6 +240,8 @@ class Forks:
         """
         row, recorded = await self._ask(lambda: (self._row(run_id, tenant), self._reading.read(run_id)))
         events = [event for event in recorded if event.seq <= row.seq]
+        if keep is not None:
+            check_whole(run_id, events)
         state = fold(events)
         changed = {number: edited_result(state, number, value) for number, value in (edits or {}).items()}
         point = fork_point(run_id, events, at, list(changed))
@@ -244,7 +258,7 @@ class Forks:
         head = "" if keep is None else await self._ask(lambda: self._reading.hash_at(run_id, point).hex())
         made = RunForked(who.id, run_id, point, head, who.by, who.reason, tuple(sorted(changed)), other is not None, who.model)
         try:
-            journal = self._journal(events[:point], made, seen, other, agent, who, packing)
+            journal = self._journal(events[: place_of(events, point)], made, seen, other, agent, who, packing)
             rehearsal = Rehearsal(machine, events, point, journal, self._load, changed)
             asked = await self._answer_all(rehearsal, row)
             if rehearsal.outcome is None:
@@ -291,7 +305,7 @@ class Forks:
         copied = copies(events, made.run_id, rehearses=rehearses, input=other)
         journal = ForkJournal(copied, made.run_id, created.tenant, packing.pack, iter(who.new_id, None))
         seq = journal.add(made, who.now)
-        if agent.version != next((one.body.version for one in reversed(events) if isinstance(one.body, RunAdopted)), created.version):
+        if agent.version != _version_in(events):
             journal.add(RunAdopted(agent.version, made.by, made.reason), who.now, cause=seq)
         return journal
 
@@ -450,6 +464,15 @@ def _parked(rehearsal: Rehearsal) -> str:
     """What the agent would do now, in words. The events have the exact arguments."""
     asked = "; ".join(asked_words(one) for one in rehearsal.questions)
     return f"nothing: it would now make {asked}"[:_WAITING_CHARS] if asked else "something that the recording does not have"
+
+
+def _version_in(events: Sequence[Event]) -> str:
+    """The version that drove the run at the last of these events; empty if no worker had claimed it."""
+    for event in reversed(events):
+        body = event.body
+        if isinstance(body, RunAdopted | FrameChanged | RunCreated) or (isinstance(body, RunClaimed) and body.version):
+            return body.version
+    raise AssertionError("the first event of a journal is run_created")
 
 
 def _status(rehearsal: Rehearsal) -> ForkStatus:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Coroutine, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from perdure.core import codec, identity
 from perdure.core.approval import Approval, Decision
@@ -73,12 +73,12 @@ class Run:
     @cached_property
     def random(self) -> random.Random:
         """A random generator that gives the same numbers on every replay."""
-        return random.Random(identity.seed(self._origin, "random"))
+        return random.Random(identity.seed(self._origin, self._of_this_life("random")))
 
     def uuid(self) -> uuid.UUID:
         """A new UUID with each call. On every replay the UUIDs are the same."""
         self._uuids += 1
-        return uuid.UUID(int=identity.seed(self._origin, f"uuid {self._uuids}") >> 128, version=4)
+        return uuid.UUID(int=identity.seed(self._origin, self._of_this_life(f"uuid {self._uuids}")) >> 128, version=4)
 
     def request_approval(
         self,
@@ -150,6 +150,26 @@ class Run:
         """The payloads of all signals on this topic that have arrived and were not received yet. Does not wait."""
         return self._machine.take_signals(identity.check_id(topic, "run.receive_all: the topic"))
 
+    @property
+    def restored(self) -> Any:
+        """The state of the last checkpoint; None as long as the agent has taken none."""
+        return self._machine.restored
+
+    async def checkpoint(self, state: Any) -> NoReturn:
+        """Let the run go on from `state`: the agent begins again from the top, and `run.restored` is that state.
+
+        For agents that run for a long time: a resume replays only what came after the last checkpoint. `state` is any
+        value that JSON can hold. This call never returns. Calls, approvals and children that other tasks of the agent
+        still wait for go on. If the agent makes the same call again, it is the same call. Signals that were not
+        received are kept.
+        """
+        if state is None:
+            raise InvalidInput(
+                "run.checkpoint: the state is None, and run.restored is None as long as there is no checkpoint; give another"
+            )
+        await self._machine.checkpoint(codec.encode(state))
+        raise AssertionError("run.checkpoint does not return")
+
     def patched(self, name: str) -> bool:
         """Should this run use the new code of a change in the agent?
 
@@ -178,6 +198,10 @@ class Run:
             )
         )
         return choice
+
+    def _of_this_life(self, what: str) -> str:
+        life = self._machine.life
+        return f"{what} after {life}" if life else what
 
     # -- for agents that are built from parts, such as ReAct and Plan -------------------------------------------------
     @property

@@ -168,6 +168,11 @@ class _Surveyor:
         """
         events = self._reading.read(run_id)
         state = fold(events)
+        if len(events) > 1 and events[1].seq > 2:
+            raise Conflict(
+                f"run {run_id} cannot be undone: its events 2 to {events[1].seq - 1} were removed by prune --before-checkpoint, and with them "
+                "what its calls did before that checkpoint; undo these effects by hand"
+            )
         asked = {} if agent is None else self._asked(agent, state, events)
         found: list[tuple[int, list[_Found]]] = []
         undone = taken_back(state, self._load)

@@ -341,21 +341,36 @@ class Life:
 
     def _begin_run(self, budgets: frozenset[str]) -> None:
         world, before = self.world, self._before
-        journal = JournalRead(world.journal.events, budgets, world.reserved, world.crashes)
+        journal = JournalRead(world.journal.life, budgets, world.reserved, world.crashes)
         since = () if before is None else world.journal.events[before.last.seq - 1 :]
         if before is None or not goes_on_from(before, since):
             if before is not None:
                 before.machine.close()
+            if world.journal.state.checkpoint and not self._delivered:
+                self._check_whole_journal(journal)
             self._feed(journal)
             return
         step = self._core.step(structs.replace(journal, events=since[1:], parked=before), world.now, world.real)
         if not self._delivered:
             fresh = RunCore(RUN, world.agent, SETTINGS, _IDS, {})
             replayed = fresh.step(journal, world.now, world.real)
-            if replayed != step or digest_of(fresh.state) != digest_of(self._core.state):
+            if replayed != step or digest_of(fresh.state, self._core.state) != digest_of(self._core.state, fresh.state):
                 raise Violation(f"a machine that was kept goes on otherwise than a replay:\n{step}\n{replayed}")
             fresh.close()
         self._carry_out(step)
+
+    def _check_whole_journal(self, life: JournalRead) -> None:
+        """What a checkpoint holds is all that a worker needs: with the whole journal it does the same."""
+        world = self.world
+        cores = [RunCore(RUN, world.agent, SETTINGS, _IDS, {}) for _ in range(2)]
+        with_whole = structs.replace(life, events=world.journal.events)
+        steps = [core.step(journal, world.now, world.real) for core, journal in zip(cores, (life, with_whole), strict=True)]
+        states = [core.state for core in cores]
+        if steps[0] != steps[1] or digest_of(states[0], states[1]) != digest_of(states[1], states[0]):
+            told = "\n".join(str(one) for pair in zip(steps, states, strict=True) for one in pair)
+            raise Violation(f"a replay from the checkpoint goes on otherwise than one of the whole journal:\n{told}")
+        for core in cores:
+            core.close()
 
     def _feed(self, given: Input, *, more: bool = False) -> None:
         world = self.world
@@ -544,7 +559,7 @@ class Life:
             return
         if self._trying:
             raise Violation(f"the run rests, and attempts are under way: {sorted(self._trying)} (G13)")
-        if digest_of(self._core.state) != world.journal.digest:
+        if digest_of(self._core.state) != digest_of(world.journal.state, self._core.state):
             raise Violation(f"the core's state is not what its journal folds to:\n{self._core.state}\n{world.journal.state}")
         if end.check_budget is not None and has_room_again(end.check_budget, LedgersRead(world.ledgers())):
             world.post("let go on", RunUnpaused(by="perdure"))

@@ -256,9 +256,9 @@ def superseded_calls_are_found_by_their_tool_alone(patch: Patch) -> None:
 
     def without(self: Any, kind: str, name: str, args: bytes, callee: Any, digest: Any) -> Any:
         found = take(self, kind, name, args, callee, digest)
-        others = (number for number, payload in self._inputs.get((kind, name), {}).items() if number in self._left)
+        others = (number for number, payload in self._inputs.get((kind, name), {}).items() if number in self.left)
         if found is None and (found := next(others, None)) is not None:
-            self._left.remove(found)
+            self.left.remove(found)
         return found
 
     patch.setattr(history.Superseded, "take", without)

@@ -473,6 +473,174 @@ REOPENED = [
     _reopened("children", _parented, *_TWO, "child fails", "child ok", "end"),
     _reopened("a budget", _bought, *_TWO, "end", "raise", fates=("reset",), budget=Budget(usd="0.0004", calls=8)),
 ]
+
+
+# -- agents that take checkpoints ---------------------------------------------------------------------------------------
+# What an agent has in its state is known to its next life, and what another task still waits for is asked for again.
+async def _said(tool: Any, what: str) -> str:
+    try:
+        return await _made(tool, what)
+    except ToolFailed as failed:
+        return f"{tool.name}/{what} has failed: {failed.kind}"
+
+
+def _steps(*steps: tuple[Any, str]) -> Callable[[Run, bool], Coroutine[Any, Any, list[str]]]:
+    """One call in each life."""
+
+    async def lives(run: Run, new: bool) -> list[str]:
+        done: list[str] = run.restored or []
+        if len(done) == len(steps):
+            return done
+        tool, what = steps[len(done)]
+        return await run.checkpoint([*done, await _said(tool, what)])
+
+    lives.__name__ = "_lives_of_" + "_".join(tool.name for tool, _ in steps)
+    return lives
+
+
+async def _crossing(run: Run, new: bool) -> list[str]:
+    """The second call may be under way when the agent takes a checkpoint."""
+    before: dict[str, str] = run.restored or {}
+    slow = asyncio.create_task(_said(order, "slow")) if "slow" not in before else None
+    if "first" not in before:
+        first = await _said(store, "first")
+        await run.checkpoint({"first": first, **({"slow": slow.result()} if slow and slow.done() else {})})
+    if "second" not in before:
+        second = await _said(pay, "new" if new else "second")
+        await run.checkpoint({**before, "second": second, **({"slow": slow.result()} if slow and slow.done() else {})})
+    return [before["first"], before["second"], before["slow"] if slow is None else await slow]
+
+
+async def _forgetting(run: Run, new: bool) -> list[str]:
+    """The second life does not ask again for what the first one has left open."""
+    if run.restored is None:
+        left = [asyncio.create_task(_said(one, "left")) for one in (order, launch, pay, book, store)]
+        await run.checkpoint([await _said(look, "first"), *(task.result() for task in left if task.done())])
+    return [*run.restored, await _said(refund, "second")]
+
+
+async def _giving_up(run: Run, new: bool) -> list[str]:
+    """The first life stops to wait for a call, and the second one makes another call like it."""
+    if run.restored is None:
+        try:
+            async with asyncio.timeout(5.0):
+                await run.checkpoint([await _said(pay, "slow")])
+        except TimeoutError:
+            await run.checkpoint([await _said(look, "late")])
+    return [*run.restored, await _said(store, "last")]
+
+
+async def _asking(run: Run, new: bool) -> list[str]:
+    """An approval of its own, one of a call, and a child may be open at a checkpoint."""
+    before: list[str] = run.restored or []
+
+    async def below() -> str:
+        try:
+            return str(await named_child("a"))
+        except ChildFailed as failed:
+            return failed.kind
+
+    tasks = [asyncio.create_task(_said(demolish, "a")), asyncio.create_task(below())]
+    tasks.append(asyncio.create_task(_decided(run)))
+    if not before:
+        first = await _said(store, "first")
+        if not any(task.done() for task in tasks):
+            await run.checkpoint([first])
+        before = [first]
+    return [*before, *await asyncio.gather(*tasks)]
+
+
+async def _decided(run: Run) -> str:
+    return (await run.request_approval("go", {"what": "x"}, expires=60.0, editable="what")).outcome
+
+
+async def _hearing(run: Run, new: bool) -> list[str]:
+    """One signal in each life, and the last one in time."""
+    heard: list[str] = run.restored or []
+    if len(heard) < 2:
+        await run.checkpoint([*heard, f"heard={await run.receive('go')}"])
+    try:
+        heard.append(f"heard={await run.receive('go', timeout=20.0)}")
+    except TimeoutError:
+        heard.append("nothing")
+    return [*heard, await _said(order, "last")]
+
+
+async def _waking(run: Run, new: bool) -> list[str]:
+    """A timer of another task goes off when it was due, whatever checkpoints are taken meanwhile."""
+    done: list[str] = run.restored or []
+    bell = asyncio.create_task(_rung(run), name="bell")
+    if len(done) < 3:
+        await asyncio.sleep(7.0)
+        await run.checkpoint([*done, await _said(store, str(len(done)))])
+    return [*done, await bell, await _said(order, "last")]
+
+
+async def _rung(run: Run) -> str:
+    await asyncio.sleep(40.0)
+    return "rung"
+
+
+async def _cleaning(run: Run, new: bool) -> list[str]:
+    """Cleans up when it is cancelled, in whichever life."""
+    done: list[str] = run.restored or []
+    try:
+        if len(done) < 2:
+            await run.checkpoint([*done, await _said((order, pay)[len(done)], "a")])
+        return [*done, await _said(launch, "b")]
+    except asyncio.CancelledError:
+        await _said(store, "tidy")
+        raise
+
+
+async def _spending(run: Run, new: bool) -> list[str]:
+    done: list[str] = run.restored or []
+    slow = asyncio.create_task(_said(buy, "slow")) if len(done) < 2 else None
+    if not done:
+        first = await _said(ask, "first")
+        await run.checkpoint([first, *([slow.result()] if slow and slow.done() else [])])
+    return [*done, *([await slow] if slow else []), await _said(quote, "new" if new else "last")]
+
+
+def _checkpointed(
+    name: str, body: Callable[[Run, bool], Coroutine[Any, Any, list[str]]], *env: str, fates: tuple[str, ...] = (), **more: Any
+) -> Scenario:
+    """With a person who lets the run go back, or without."""
+    first, second = _versions(body, **({"budget": more.pop("budget")} if "budget" in more else {}))
+    is_reopened = any(what in REOPENS for what in env)
+    return Scenario(
+        f"checkpoint: {name}",
+        first if is_reopened else second,
+        fates=fates,
+        env=env,
+        distinct=True,
+        new_code=second if is_reopened else None,
+        **more,
+    )
+
+
+_EFFECTS = _steps((order, "a"), (look, "b"), (pay, "c"), (book, "d"), (launch, "e"), (refund, "f"), (store, "g"))
+CHECKPOINTED = [
+    _checkpointed("each effect", _EFFECTS, "resolve", fates=("reset", "not_sent")),
+    _checkpointed("an open call", _crossing, fates=("reset", "timeout")),
+    _checkpointed("an open call, drained", _crossing, "pause", "unpause", fates=("not_sent",), drains=True),
+    _checkpointed("calls that are left", _forgetting, "resolve", "resolve", "resolve", fates=("reset",)),
+    _checkpointed("calls that are given up", _giving_up, fates=("reset", "timeout"), ticks=True),
+    _checkpointed("approvals and a child", _asking, "grant", "edit", "reject", "child ok", ticks=True),
+    _checkpointed("approvals, late", _asking, "grant", "expire", "child fails", late_post=True, drains=True),
+    _checkpointed("signals", _hearing, "signal a", "signal b", "signal c", twice=True, ticks=True),
+    _checkpointed("timers", _waking, fates=("reset",), ticks=True),
+    _checkpointed("cancelled", _cleaning, "cancel", fates=("reset",)),
+    _checkpointed("a budget", _spending, "raise", fates=("reset",), budget=Budget(usd="0.0003", calls=6)),
+    _checkpointed("each effect, reopened", _EFFECTS, *_TWO, "resolve", fates=("reset", "refused")),
+    _checkpointed("an open call, reopened", _crossing, *_TWO, fates=("reset", "refused")),
+    _checkpointed("calls that are left, reopened", _forgetting, *_TWO, "resolve", "end"),
+    _checkpointed("approvals and a child, reopened", _asking, *_TWO, "grant", "edit", "child ok", "end"),
+    _checkpointed("signals, reopened", _hearing, *_TWO, "signal a", "signal b", "signal c"),
+    _checkpointed("timers, reopened", _waking, *_TWO, fates=("reset",), ticks=True),
+    _checkpointed("cancelled and reopened", _cleaning, *_TWO, "cancel", "pause", fates=("reset",)),
+    _checkpointed("a budget, reopened", _spending, *_TWO, "raise", fates=("reset",), budget=Budget(usd="0.0004", calls=8)),
+]
 SCENARIOS = [
     Scenario("in a row", in_a_row),
     Scenario("once", one_once, fates=("not_sent", "reset", "busy", "garbage", "stuck", "denied"), env=("resolve",)),

@@ -35,6 +35,7 @@ from perdure.core.events import (
     AttentionNeeded,
     BudgetRaised,
     CancelRequested,
+    CheckpointTaken,
     ChildFinished,
     ChildStarted,
     Event,
@@ -56,7 +57,7 @@ from perdure.core.identity import KEY_SCHEME
 from perdure.core.rate import Rate, next_start
 from perdure.core.reopen import reopening, retry_point
 from perdure.core.run_core import RunSettings
-from perdure.core.state import FINISHED, CallState, RunState, fold, raised, unsettled
+from perdure.core.state import FINISHED, CallState, RunState, fold, image_problem, raised, unsettled
 from perdure.core.steps import InboxRow, RowChange, StepAppend
 from perdure.core.transitions import landing
 from perdure.errors import Conflict, Diverged, InvalidInput, StoreCorrupt
@@ -135,6 +136,17 @@ class Journal:
         return self._digest
 
     @property
+    def life(self) -> tuple[Event, ...]:
+        """What a store gives to a worker: see `read_life`."""
+        first = 0
+        for event in self.events:
+            if isinstance(event.body, CheckpointTaken):
+                first = event.seq
+            elif isinstance(event.body, RunReopened) and event.body.back_to < first:
+                first = 0
+        return (self.events[0], *self.events[max(first - 1, 1) :])
+
+    @property
     def points(self) -> list[int]:
         """The events to which a person can let the run go back. All others must be refused, with words."""
         if self._points is None:
@@ -171,8 +183,8 @@ class Journal:
         if after is None:
             state = _clone(self.state)
             cancelled_at = self.cancelled_at
-            for event in events:
-                self._check(state, event)
+            for place, event in enumerate(events):
+                self._check(state, event, (*self.events, *events[:place]))
                 try:
                     state.apply(event)
                 except StoreCorrupt as error:
@@ -185,7 +197,7 @@ class Journal:
             self._after[mark] = after
         return after
 
-    def _check(self, state: RunState, event: Event) -> None:
+    def _check(self, state: RunState, event: Event, so_far: Sequence[Event]) -> None:
         body = event.body
         # Every cause is an earlier event, so that the causes of each event lead to `run_created`.
         if not isinstance(body, RunCreated) and (event.cause is None or not 0 < event.cause < event.seq):
@@ -196,6 +208,8 @@ class Journal:
             raise Violation(f"the run needs attention: {body.reason}: {body.detail} (G7)")
         if isinstance(body, ToolCallInitiated) and body.attempt > 1:
             self._check_again(state.calls[event.call or 0], body, event.ts)
+        if isinstance(body, CheckpointTaken) and (problem := image_problem(state, body, so_far)) is not None:
+            raise Violation(f"event {event.seq}: {problem}")
         if isinstance(body, SignalReceived) and any(event.event_id == one.event_id for one in self.events):
             raise Violation(f"the signal of event {event.seq} is in the journal already")
 
@@ -224,12 +238,22 @@ class Numbers:
         return self._last
 
 
-def digest_of(state: RunState) -> bytes:
-    """Two states are the same if their digests are. A worker has forgotten the arguments of calls that have ended."""
+def digest_of(state: RunState, like: RunState | None = None) -> bytes:
+    """Two states are the same if their digests are. A worker has forgotten the arguments of calls that have ended.
+
+    After a checkpoint it has forgotten these calls. `like`: a state, whose calls alone count.
+    """
     without = copy(state)
+    known = state if like is None else like
     without.calls = {
-        number: _without_args(call) if call.args and number not in state.open else call for number, call in state.calls.items()
+        number: _without_args(call) if call.args and number not in state.open else call
+        for number, call in state.calls.items()
+        if number in known.calls
     }
+    without.asks = {number: ask for number, ask in state.asks.items() if number in known.asks}
+    without.children = {number: child for number, child in state.children.items() if number in known.children}
+    if state.checkpoint:
+        without.pins, without.pin_changes = dict(sorted(state.pins.items())), []
     return _plain(without)
 
 

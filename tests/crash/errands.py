@@ -122,6 +122,29 @@ async def branch(run: Run, kind: str, order: str) -> list[str]:
 
 
 @agent(version="1")
+async def lives(run: Run, kind: str) -> dict[str, str]:
+    """A look, the call under test, a look; each in a life of its own."""
+    done: dict[str, str] = run.restored or {}
+    if "before" not in done:
+        await run.checkpoint({"before": await look("before")})
+    if "receipt" not in done:
+        await run.checkpoint({**done, "receipt": await TOOLS[kind](ORDER)})
+    return {**done, "after": await look("after")}
+
+
+@agent(version="1")
+async def crossing(run: Run, kind: str) -> dict[str, str]:
+    """The call under test is under way while the agent takes a checkpoint."""
+    done: dict[str, str] = run.restored or {}
+    order = asyncio.create_task(TOOLS[kind](ORDER)) if "receipt" not in done else None
+    if "before" not in done:
+        before = await look("before")
+        await run.checkpoint({"before": before, **({"receipt": order.result()} if order is not None and order.done() else {})})
+    receipt = done["receipt"] if order is None else await order
+    return {"before": done["before"], "receipt": receipt, "after": await look("after")}
+
+
+@agent(version="1")
 async def mishap(run: Run, kind: str) -> dict[str, str]:
     """A look, the call under test, a look; and a bug, until it is fixed."""
     before = await look("before")

@@ -45,6 +45,7 @@ AGENTS: dict[str, Agent[Any, Any]] = {
             errands.errand,
             errands.mishap,
         ),
+        *(errands.lives, errands.crossing),
         *(petitions.petition, petitions.vigil, petitions.forum, petitions.council),
         *(late.orderer, late.holder),
         *(clans.clan, clans.kin, clans.spender, clans.purse, clans.heir, clans.household, clans.listener),

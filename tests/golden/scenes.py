@@ -225,6 +225,24 @@ async def go_on_with_new_code(stage: Stage) -> None:
     assert (await stage.drive("by-name-wrong")).status == "failed"
 
 
+# -- a run that takes checkpoints -------------------------------------------------------------------------------------------------------------
+async def begin_long(stage: Stage) -> None:
+    await stage.start("long", "long", "p-1")
+    await stage.app.signal("long", "extra", "a ribbon", by="ann")
+    await stage.drive("long")
+    await stage.app.signal("long", "go", 1, by="ann")
+    await stage.drive("long")
+
+
+async def go_on_long(stage: Stage) -> None:
+    await stage.app.signal("long", "go", 2, by="ann")
+    await stage.drive("long")
+    await stage.app.approve(await stage.asked("long", 1), by="bob")
+    await stage.drive("long")
+    stage.clock.advance(601)
+    assert (await stage.drive("long")).status == "succeeded"
+
+
 LIVES = (
     Life(begin_everyday, {"die": ["ship"]}, killed=True),
     Life(end_everyday, {"hook": ["in_progress", "not_happened"]}),
@@ -256,4 +274,6 @@ LIVES = (
     Life(fork),
     Life(begin_to_talk, served=("talker_1",)),
     Life(go_on_with_new_code, served=("talker_2", "thrifty")),
+    Life(begin_long),
+    Life(go_on_long),
 )

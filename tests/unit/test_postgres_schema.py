@@ -137,9 +137,16 @@ INSERT INTO perdure_pruned (number, run_id, status, events, agent, tenant, head,
 SELECT t.number, t.run_id, t.status, t.events, 'a', 't', coalesce(r.head, ''), 1, 1, 1, 'ann'
 FROM ({}) AS t (number, run_id, status, events) LEFT JOIN perdure_runs AS r ON r.id = t.number
 """
+CHECKPOINT = "INSERT INTO perdure_checkpoints (run, seq) SELECT id, 2 FROM perdure_runs WHERE run_id = 'r'"
 # Forbidden changes, and the trigger that refuses each of them.
 FORBIDDEN = [
     ("perdure_chain_no_change", "DELETE FROM perdure_chain", "perdure_chain is append-only"),
+    (
+        "perdure_checkpoints_true",
+        f"{CHECKPOINT}; UPDATE perdure_checkpoints SET removed = 1, head = sha256(''), by = 'ann', at = 1",
+        "only events before a checkpoint can be removed",
+    ),
+    ("perdure_checkpoints_no_delete", f"{CHECKPOINT}; DELETE FROM perdure_checkpoints", "where a journal begins stays with its run"),
     ("perdure_events_no_update", "UPDATE perdure_events SET data = '{}' WHERE seq = 1", "append-only"),
     ("perdure_events_no_update", "TRUNCATE perdure_events", "append-only"),
     ("perdure_events_no_delete", "DELETE FROM perdure_events WHERE seq = 2", "append-only"),

@@ -36,6 +36,14 @@ _ENDED = tuple(status for status in get_args(Status) if status in FINISHED)
 @click.option(
     "--specimen", "specimens", multiple=True, metavar="RUN", help="Instead: delete this specimen and the runs below it. Can be repeated."
 )
+@click.option(
+    "--before-checkpoint",
+    "checkpoints",
+    is_flag=True,
+    help="Instead: remove the events before the last checkpoint, of these RUNs, or of all runs that rest since --older-than.",
+)
+@click.argument("runs", nargs=-1, metavar="[RUN]…")
+@click.option("--yes", is_flag=True, help="With --before-checkpoint: do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only print how much would be deleted.")
 @common.url_option
 @common.json_option
@@ -45,6 +53,9 @@ def command(
     limit: int | None,
     orphans: bool,
     specimens: tuple[str, ...],
+    checkpoints: bool,
+    runs: tuple[str, ...],
+    yes: bool,
     dry_run: bool,
     url: str | None,
     as_json: bool,
@@ -56,7 +67,18 @@ def command(
     its input stays until that family is pruned. This command also deletes bytes outside of the database, so it needs
     the same folder or bucket as the workers. A specimen (perdure import) is never pruned by its age: name it with
     --specimen. It leaves no tombstone, because no run was executed under its id here.
+
+    --before-checkpoint keeps the runs, finished or not. It removes the events between the first event of a run and its
+    last checkpoint (run.checkpoint). The hash of the last removed event stays, so that `verify` proves the rest. After
+    that, the run cannot go back to before the checkpoint, be undone or be exported. A run that a worker holds is left out.
     """
+    if checkpoints:
+        if specimens or orphans or limit is not None:
+            raise InvalidInput("prune --before-checkpoint takes RUNs or --older-than; leave --orphans, --specimen and --limit out")
+        _prune_before_checkpoints(runs, age, url, dry_run, yes, as_json)
+        return
+    if runs or yes:
+        raise InvalidInput("prune takes the names of runs, and --yes, only with --before-checkpoint")
     if specimens:
         if age is not None or orphans:
             raise InvalidInput("prune --specimen deletes imported copies, however old; leave --older-than and --orphans out")
@@ -68,7 +90,7 @@ def command(
         _prune_orphans(url, dry_run, as_json)
         return
     if age is None:
-        raise InvalidInput("say what to prune: --older-than 90d, --orphans, or --specimen RUN")
+        raise InvalidInput("say what to prune: --older-than 90d, --orphans, --specimen RUN, or --before-checkpoint RUN")
     wanted = _statuses(statuses)
     with common.existing_store(url) as store:
         before = parse_past(age, common.now_at(store), "--older-than")
@@ -119,6 +141,35 @@ def _prune_specimens(roots: tuple[str, ...], url: str | None, dry_run: bool, as_
     what = f"; {plural(done.runs, 'run')}, {plural(done.events, 'event')} are gone" if not dry_run else ""
     common.out(
         common.clean(f"{'would delete' if dry_run else 'deleted'} {plural(families, 'specimen')}: {', '.join(sorted(set(roots)))}{what}")
+    )
+
+
+def _prune_before_checkpoints(runs: tuple[str, ...], age: str | None, url: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+    if bool(runs) == (age is not None):
+        raise InvalidInput("prune --before-checkpoint takes the RUNs, or --older-than T for all runs in which nothing has happened since")
+    with common.existing_store(url) as store:
+        for run_id in runs:
+            row = require(store, run_id)
+            if store.checkpoint(run_id) is None:
+                raise Conflict(f"run {run_id} has taken no checkpoint, so that all of its events are needed; nothing was removed")
+            if row.holder is not None:
+                raise Conflict(f"run {run_id} is held by a worker; nothing was removed: try again when it rests, or pause it first")
+        before = None if age is None else parse_past(age, common.now_at(store), "--older-than")
+        found = [one for one in pruning.checkpointed(store) if one.run_id in runs or (before is not None and one.updated_at < before)]
+        done = Pruned(0, len(found), sum(one.events for one in found), 0)
+        if not dry_run and found:
+            what = f"remove {plural(done.events, 'event')} of {plural(done.runs, 'run')}? These runs cannot go back to before their checkpoints"
+            if not yes and not as_json and not click.confirm(what, err=True):
+                common.fail("nothing was removed")
+            done = pruning.NOTHING
+            for one in found:
+                done += store.remove_before_checkpoint(one.run_id, by=os_user(), now=common.now_at(store))
+    if as_json:
+        common.out_json({"dry_run": dry_run, "before_checkpoint": [one.run_id for one in found], **msgspec.to_builtins(done)})
+        return
+    blobs = "" if dry_run else f", {plural(done.blobs, 'blob')}"
+    common.out(
+        f"{'would remove' if dry_run else 'removed'} {plural(done.events, 'event')}{blobs} before checkpoints, of {plural(done.runs, 'run')}"
     )
 
 

@@ -66,9 +66,11 @@ class AgentFuture(asyncio.Future[Any]):
 class Timer(asyncio.TimerHandle):
     """A timer with a number. The journal names the timer by this number."""
 
-    __slots__ = ("cause", "number")
+    __slots__ = ("cause", "delay_us", "number", "task")
     cause: int  # the seq of the event that had woken the agent when the agent set the timer
     number: int
+    task: asyncio.Task[Any] | None  # the task that set the timer
+    delay_us: int  # how long the task wanted to wait
 
 
 class AgentLoop(asyncio.AbstractEventLoop):
@@ -87,6 +89,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self.timers: dict[int, Timer] = {}  # pending timers, by number
         # A heap of (when, number). A cancelled timer stays in the heap until it is at the top.
         self._upcoming: list[tuple[float, int]] = []
+        # (name of a task, delay in µs) → when timers of the life before are due: see Machine.begin_life.
+        self.inherited: dict[tuple[str, int], deque[float]] = {}
         self._now_s = 0.0
         self._ready: deque[asyncio.Handle] = deque()
         self._max_steps = max_steps
@@ -223,8 +227,11 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self.go_on()
         when = max(when, 0.0)  # -inf means the same as any other time in the past
         self.timers_set += 1
+        task, delay_us = asyncio.current_task(self), round((when - self._now_s) * 1e6)
+        if self.inherited and task is not None and (due := self.inherited.get((task.get_name(), delay_us))):
+            when = due.popleft()
         timer = Timer(when, callback, args, self, context)
-        timer.number = self.timers_set
+        timer.number, timer.task, timer.delay_us = self.timers_set, task, delay_us
         timer.cause = self.owner.cause
         timer._scheduled = True  # type: ignore[attr-defined]
         self.timers[timer.number] = timer

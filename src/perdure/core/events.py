@@ -13,8 +13,9 @@ cause of releases and of some post.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -536,6 +537,33 @@ class OutcomeReused(Body, frozen=True, tag="outcome_reused"):
     of: int  # the seq of the superseded event
 
 
+class UnreadSignal(Struct, frozen=True, gc=False):
+    """A signal that had arrived when a checkpoint was taken, and that the agent had not received."""
+
+    topic: str
+    payload: Payload
+
+
+class OpenTimer(Struct, frozen=True, gc=False):
+    """A timer that another task of the agent had set when a checkpoint was taken."""
+
+    task: str  # the name of that task
+    delay_us: int
+    due: int
+
+
+class CheckpointTaken(Body, frozen=True, tag="checkpoint_taken"):
+    """The agent ended its life with `run.checkpoint(state)`. Its next life begins here, with `run.restored == state`.
+
+    A replay begins at this event. So the event holds everything of the journal before it that the run still needs.
+    """
+
+    state: Payload
+    image: Payload  # always inline; `Image` in core/state.py
+    signals: tuple[UnreadSignal, ...] = ()
+    timers: tuple[OpenTimer, ...] = ()
+
+
 class RunSucceeded(Body, frozen=True, tag="run_succeeded"):
     output: Payload
 
@@ -597,6 +625,7 @@ AnyBody = (
     | CallAnswered
     | CallRequestedAgain
     | OutcomeReused
+    | CheckpointTaken
     | RunSucceeded
     | RunFailed
     | RunCancelled
@@ -633,6 +662,17 @@ class Event(Struct, frozen=True, gc=False):
         return tag_of(self.body)
 
 
+def place_of(events: Sequence[Event], seq: int) -> int:
+    """How many of these events of a journal have numbers up to `seq`. Events before a checkpoint may be missing."""
+    return bisect_right(events, seq, key=lambda event: event.seq)
+
+
+def event_at(events: Sequence[Event], seq: int) -> Event | None:
+    """The event with this number; None if it is not there."""
+    place = place_of(events, seq)
+    return events[place - 1] if place and events[place - 1].seq == seq else None
+
+
 encode_body = msgspec.json.Encoder().encode
 decode_body = msgspec.json.Decoder(AnyBody).decode
 
@@ -650,3 +690,20 @@ def payloads(body: AnyBody) -> Iterator[Payload]:
         value = getattr(body, name)
         if isinstance(value, Payload):
             yield value
+    if isinstance(body, CheckpointTaken):
+        yield from (one.payload for one in body.signals)
+        assert body.image.inline is not None
+        yield from _blobs_in(msgspec.json.decode(body.image.inline))
+
+
+def _blobs_in(value: Any) -> Iterator[Payload]:
+    """The payloads inside of an image that are stored as blobs."""
+    if isinstance(value, dict):
+        if isinstance(value.get("blob"), str) and isinstance(value.get("size"), int):
+            yield msgspec.convert(value, Payload)
+        else:
+            for item in value.values():
+                yield from _blobs_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _blobs_in(item)

@@ -31,6 +31,7 @@ from perdure.core.events import (
     Terminal,
     ToolCallInitiated,
     ToolCallProposed,
+    event_at,
 )
 from perdure.core.history import ends_wait, history
 from perdure.core.identity import approval_id
@@ -46,6 +47,14 @@ class LiveFork(Struct, frozen=True):
     events: list[Event]
     state: RunState
     reopening: Reopening
+
+
+def check_whole(run_id: str, events: Sequence[Event]) -> None:
+    """Conflict if events before a checkpoint were removed: a fork that is stored has copies of all of them."""
+    if len(events) != events[-1].seq:
+        raise Conflict(
+            f"run {run_id}: the events before its checkpoint at event {events[1].seq} were removed, so no fork of it can be stored"
+        )
 
 
 def copies(
@@ -65,7 +74,7 @@ def copies(
         parent_call=None,
         depth=0,
         forked_from=created.forked_from or created.run_id,
-        inherited=len(events),
+        inherited=events[-1].seq,
         rehearses=rehearses,
     )
     return [structs.replace(events[0], body=first), *(_copied(event, created.tenant, run_id) for event in events[1:])]
@@ -152,7 +161,7 @@ def _check_settled(parent: str, state: RunState, at: int) -> None:
 # -- where a fork begins ----------------------------------------------------------------------------------------------
 def fork_point(run_id: str, events: Sequence[Event], at: int | None, edited: Sequence[int]) -> int:
     """The event after which the fork begins. InvalidInput if no fork can begin there."""
-    past = history(events).events
+    past = history(events).whole
     claim = next((event.seq for event in past if isinstance(event.body, RunClaimed)), None)
     if claim is None:
         raise InvalidInput(f"run {run_id} has not begun: its agent has done nothing that a fork could begin with")
@@ -167,7 +176,7 @@ def fork_point(run_id: str, events: Sequence[Event], at: int | None, edited: Seq
         raise InvalidInput(f"run {run_id}: its agent begins at event {claim}; fork it at that event or at a later one")
     if all(event.seq != at for event in past):
         raise InvalidInput(f"run {run_id} cannot be forked at event {at}: that event was superseded when the run was reopened")
-    if isinstance(events[at - 1].body, Terminal):
+    if (event := event_at(events, at)) is not None and isinstance(event.body, Terminal):
         raise InvalidInput(f"run {run_id} cannot be forked at event {at}: it has ended there; fork it at event {at - 1} or before")
     split = split_at(past, at)
     if split is not None:
@@ -182,7 +191,7 @@ def _outcome(events: Sequence[Event], number: int) -> int:
     """The event that brought the agent the outcome of this call; 0 if there is none."""
     past = history(events)
     tools = {event.call for event in events if isinstance(event.body, ToolCallInitiated | ToolCallProposed)}
-    for event in past.events:
+    for event in past.whole:
         source = past.sources[event.body.of] if isinstance(event.body, OutcomeReused) else event
         if event.call == number and ends_wait(source, of_tool=number in tools):
             return event.seq

@@ -7,7 +7,8 @@ The machine is pure. Replay, inspection and every engine use the same machine.
 
 The last command of a machine is `Finish`. The machine returns it when the agent's main coroutine is done, the agent's
 other tasks are cancelled and done (as with asyncio.run), and every call of the agent has ended, even if the agent did
-not await the call.
+not await the call. Or its last command is `TakeCheckpoint`: the agent ends this life, and a new machine begins its next
+one (`begin_life`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 from msgspec import Struct
 
@@ -28,9 +29,9 @@ from perdure.core.agent_loop import AgentLoop, AgentTask, Timer
 from perdure.core.approval import Approval, Decision, Outcome
 from perdure.core.codec import Payload
 from perdure.core.compat import running_loop, set_current_task, set_running_loop, task_to_leave
-from perdure.core.events import OF_MODEL, AnyBody, Event, Failure, PatchMarked
+from perdure.core.events import OF_MODEL, AnyBody, Event, Failure, OpenTimer, PatchMarked
 from perdure.core.failures import describe
-from perdure.core.history import Earlier, Superseded
+from perdure.core.history import Earlier, Superseded, add_outcome, ends_wait
 from perdure.core.prompt_deltas import LONG_CHARS, Prompts
 from perdure.errors import (
     BudgetExceeded,
@@ -117,8 +118,27 @@ class Finish(Struct, frozen=True, gc=False):
     outcome: Succeeded | Failed | Cancelled
 
 
+class TakeCheckpoint(Struct, frozen=True, gc=False):
+    """The agent ends its life. Its next life begins with this state, and with what this life has left."""
+
+    state: bytes
+    timers: tuple[OpenTimer, ...] = ()
+
+
 Asked = CallTool | AskApproval | StartChild
-Command = Asked | Abandon | Record | Finish
+Command = Asked | Abandon | Record | TakeCheckpoint | Finish
+
+
+class Inheritance(Struct, frozen=True):
+    """What a life of the agent begins with, if it begins at a checkpoint."""
+
+    seq: int  # the seq of the `checkpoint_taken`
+    state: bytes
+    earlier: Earlier  # the calls that this life may make again: they keep their numbers
+    open: Mapping[int, bool]  # the calls, approvals and children that have not ended → is it a tool call?
+    signals: Sequence[tuple[str, bytes]] = ()  # (topic, payload) of the signals that were not received
+    timers: Sequence[OpenTimer] = ()
+    cancelled: bool = False  # a cancel arrived after the life before had ended
 
 
 # -- completions: what came of the commands, and what arrived from outside ----------------------------------------------
@@ -238,8 +258,17 @@ class Machine:
         self._patched: dict[str, bool] = {}
         self.prompts = Prompts()
         self.edits: dict[int, Edit] = {}  # calls whose arguments a person has edited
-        self.earlier = Earlier()  # the superseded calls that the agent may make again, if the run was reopened
+        # The calls that the agent may make again: superseded calls, and calls that its last life has left open.
+        self.earlier = Earlier()
         self._superseded: Superseded | None = None
+        self.life = 0  # the seq of the checkpoint at which this life began; 0: the first life
+        self.restored: Any = None  # the state of that checkpoint
+        self._inherited: dict[int, bool] = {}  # as `Inheritance.open`: those that were not made again
+        self.after_life: dict[int, list[Event]] = {}  # outcomes of calls that arrived after this life was over
+        self._cancel_at_start = False
+        self._woken = False  # something has happened in this life: it was woken, or it has received a signal
+        self._taking: tuple[bytes, asyncio.Task[Any] | None] | None = None  # (state, task) of `checkpoint`
+        self.left = False  # the agent has taken a checkpoint: this life is over
 
     # -- for the run core and replay ----------------------------------------------------------------------------------
     def start(self, now: int) -> list[Command]:
@@ -249,14 +278,19 @@ class Machine:
         self._main = self._loop.start(self._begin())
         if self.cancel_asked:
             self._main.cancel()  # before the first step of the main task: the agent's code never begins
-        return self._settle()
+        commands = self._settle()
+        if self._cancel_at_start and not self.finished and not self.left:
+            self._cancel_at_start = False
+            commands += self.deliver(now, CancelAsked())
+        return commands
 
     def deliver(self, now: int, completion: Completion) -> list[Command]:
         """Deliver one completion, and run the agent until it waits again."""
         if self._main is None:
             self._hear_before_start(completion)
             return []
-        assert not self.finished, "a finished machine takes no completions"
+        assert not self.finished and not self.left, "a machine whose agent has ended takes no completions"
+        self._woken = True
         self._loop.advance(now / 1e6)
         if type(completion) is CallCompleted:  # the common case, without the slower pattern matching in `_take`
             opened, result = self._close(completion.number), completion.result
@@ -274,22 +308,72 @@ class Machine:
         If the agent makes a call of `earlier` again, the call keeps its number. Other calls get new numbers.
         """
         self.earlier, self._superseded, self._calls = earlier, Superseded(earlier.requests, load), earlier.last
+        for number, of_tool in list(self._inherited.items()):
+            if number in earlier.over or any(ends_wait(end, of_tool=of_tool) for end in earlier.outcomes.get(number, ())):
+                del self._inherited[number]
 
-    def keeps(self, event: Event) -> bool:
-        """Is the event about a superseded call that the agent has not made again? If so, the event is kept until then.
+    def begin_life(self, inherited: Inheritance, load: Callable[[Payload], bytes]) -> None:
+        """Prepare a new machine for a life that begins at a checkpoint. `start` follows."""
+        assert self._main is None, "a life begins with a new machine"
+        self.life, self.restored = inherited.seq, codec.decode(inherited.state)
+        self.reopen(inherited.earlier, load)
+        self._inherited, self._cancel_at_start = dict(inherited.open), inherited.cancelled
+        for topic, payload in inherited.signals:
+            self._buffered.setdefault(topic, deque()).append(codec.decode(payload))
+        for timer in inherited.timers:
+            self._loop.inherited.setdefault((timer.task, timer.delay_us), deque()).append(timer.due / 1e6)
 
-        A person may resolve the doubt about such a call at any time.
+    def keeps(self, event: Event) -> list[Command] | None:
+        """Is the event about an earlier call that the agent has not made again? Then it is kept for that moment.
+
+        A person may resolve the doubt about a superseded call at any time, and a call of an earlier life goes on.
+        Returns None if the event is for the agent. If not: the commands that follow, since the agent may have waited
+        for the end of that call alone before its own end.
         """
         number = event.call
-        if number is None or number in self._open or number not in self.earlier.requests:
-            return False
-        self.earlier.keep(event)
-        return True
+        if number is None or number in self._open:
+            return None
+        if number in self.earlier.requests:
+            self.earlier.keep(event)
+        elif number not in self._inherited:
+            return None
+        if number not in self._inherited or not ends_wait(event, of_tool=self._inherited[number]):
+            return []
+        del self._inherited[number]
+        return [] if self._main is None or self.left or self.finished else self._settle()
+
+    def keep_for_next_life(self, event: Event, source: Event, completion: Completion) -> None:
+        """Keep what arrives after the agent has taken a checkpoint, and before that checkpoint is recorded."""
+        match completion:
+            case SignalArrived(topic, payload):
+                self._buffered.setdefault(topic, deque()).append(codec.decode(payload))
+            case CancelAsked():
+                self.cancel_asked = True
+            case TimerDue():
+                pass
+            case _:
+                opened = self._open.get(event.call or 0)
+                if opened is not None:
+                    add_outcome(self.after_life, source, of_tool=opened.kind == "tool")
+
+    @property
+    def left_over(self) -> tuple[list[int], list[int]]:
+        """What this life leaves to the next one: earlier calls that it has not made again, and calls that it waits for."""
+        earlier = [] if self._superseded is None else sorted(self._superseded.left)
+        return earlier, [number for number, opened in self._open.items() if not opened.future.cancelled()]
+
+    @property
+    def unread(self) -> list[tuple[str, bytes]]:
+        """(topic, payload) of the signals that the agent has not received."""
+        return [(topic, codec.encode(payload)) for topic, payloads in self._buffered.items() for payload in payloads]
 
     @property
     def waits_for(self) -> list[int]:
         """The numbers of the calls, approvals and children for which the agent still waits."""
         return list(self._open)
+
+    def is_waiting_for(self, number: int) -> bool:
+        return number in self._open
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
@@ -485,7 +569,25 @@ class Machine:
 
     def take_signals(self, topic: str) -> list[Any]:
         """The signals on this topic that have arrived and were not received yet. Does not wait."""
-        return list(self._buffered.pop(topic, ()))
+        taken = list(self._buffered.pop(topic, ()))
+        self._woken = self._woken or bool(taken)
+        return taken
+
+    async def checkpoint(self, state: bytes) -> NoReturn:
+        """End this life of the agent. Never returns."""
+        self._loop.go_on()
+        if self.cancel_asked:
+            raise asyncio.CancelledError  # the run is to end: no new life begins, and this one cleans up
+        if self._taking is not None:
+            raise InvalidInput("run.checkpoint: another task of this agent has just taken a checkpoint")
+        if self.life and not self._woken:
+            raise InvalidInput(
+                "run.checkpoint: nothing has happened since the last checkpoint, so that the agent would take checkpoints for ever; "
+                "wait for something first: a call, a signal, a timer"
+            )
+        self._taking = (state, asyncio.current_task(self._loop))
+        await self._loop.create_future()
+        raise AssertionError("a life that has ended goes on")
 
     def ask_approval(self, action: str, encoded: bytes, policy: Approval, reason: str | None) -> Coroutine[Any, Any, Decision]:
         """Ask people for their approval. To wait for the Decision, await the returned coroutine."""
@@ -510,6 +612,7 @@ class Machine:
         """The oldest signal on this topic that was not received yet. If there is none, wait for the next signal."""
         buffered = self._buffered.get(topic)
         if buffered:
+            self._woken = True
             return buffered.popleft()
         signal = self._loop.create_future()
         listening = self._listening.setdefault(topic, deque())
@@ -572,6 +675,7 @@ class Machine:
             again = self._superseded.take(kind, name, args, callee, digest)
             if again is not None:
                 self._newest = again
+                self._inherited.pop(again, None)
                 return again
         self._calls = self._newest = self._calls + 1
         return self._newest
@@ -640,14 +744,23 @@ class Machine:
         self._loop.run_until_quiet()
         main = self._main
         assert main is not None
-        if main.done():
+        if self._taking is not None:
+            self.left = True
+            state, taker = self._taking
+            self._commands.append(TakeCheckpoint(state, self._open_timers(taker)))
+        elif main.done():
             if not self._winding_up:
                 self._wind_up(main)
-            if not self._loop.tasks and not self._open:
+            if not self._loop.tasks and not self._open and not self._inherited:
                 self.finished = True
                 self._commands.append(Finish(self._outcome(main)))
         commands, self._commands = self._commands, []
         return commands
+
+    def _open_timers(self, taker: asyncio.Task[Any] | None) -> tuple[OpenTimer, ...]:
+        """The timers of the other tasks. A timer of the task that takes the checkpoint ends with that task."""
+        timers = [timer for _, timer in sorted(self._loop.timers.items()) if timer.task is not None and timer.task is not taker]
+        return tuple(OpenTimer(timer.task.get_name(), timer.delay_us, round(timer.when() * 1e6)) for timer in timers if timer.task)
 
     def _wind_up(self, main: AgentTask) -> None:
         """The agent's main coroutine has ended: cancel the other tasks, and abandon the calls that are not needed."""
@@ -661,6 +774,8 @@ class Machine:
             if self._is_left(opened):
                 self._commands.append(Abandon(number))
                 _close_unawaited(opened)
+        for number in sorted(self._inherited):
+            self._commands.append(Abandon(number, stop=False))
 
     def _is_left(self, opened: _Open) -> bool:
         """Is this call abandoned when the agent's main coroutine ends?

@@ -41,6 +41,7 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallProposed,
     Usage,
+    event_at,
 )
 from perdure.core.history import History, Superseded, ends_wait, history, is_stated
 from perdure.core.identity import approval_id, child_id
@@ -103,7 +104,7 @@ class ForkJournal:
         self._ids = ids
         self._stated = {event.call: event.seq for event in events if event.call is not None and is_stated(event)}
         self._asked = {event.call: event.seq for event in events if isinstance(event.body, ApprovalRequested)}
-        self.forked = len(self.events) + 1  # the seq of `run_forked`, which comes next
+        self.forked = self.events[-1].seq + 1  # the seq of `run_forked`, which comes next
         self._numbers = max((event.call for event in events if event.call is not None), default=0)
 
     @property
@@ -192,7 +193,8 @@ class ForkJournal:
 
     def _settle(self, number: int, now: int, source: Event | None, asked: Event | None) -> tuple[int, int]:
         assert source is not None and isinstance(source.body, ApprovalDecided | ApprovalExpired | ApprovalWithdrawn), source
-        if source.seq <= len(self.events) and self.events[source.seq - 1].event_id == source.event_id:
+        known = event_at(self.events, source.seq)
+        if known is not None and known.event_id == source.event_id:
             # It is the decision about a superseded call, which the agent makes again: it is in this journal already.
             return self.add(OutcomeReused(source.seq), now, call=number, cause=self._stated[number]), source.seq
         if number not in self._asked:
@@ -228,9 +230,8 @@ class Rehearsal:
         Raises Diverged if the code asks for other calls up to that event.
         """
         past = history(events)
-        # Superseded events too: a replay needs the whole journal.
-        kept = [event for event in events if event.seq <= at]
-        rest = [event for event in past.events if event.seq > at]
+        kept = [event for event in events if event.seq <= at]  # with superseded events: a replay needs the whole journal
+        rest = [event for event in past.whole if event.seq > at]
         self.machine = machine
         self.journal = journal
         self.taken: dict[int, Taken] = {}  # by the number of the call in the rehearsal
@@ -267,7 +268,7 @@ class Rehearsal:
         self.go_on()
 
     def _load_outcomes(self, past: History, rest: Sequence[Event], load: Callable[[Payload], bytes]) -> None:
-        tools = {event.call for event in past.events if isinstance(event.body, ToolCallInitiated | ToolCallProposed)}
+        tools = {event.call for event in past.whole if isinstance(event.body, ToolCallInitiated | ToolCallProposed)}
         for event in rest:
             source = past.sources[event.body.of] if isinstance(event.body, OutcomeReused) else event
             completion = completion_of(source, load)
@@ -301,7 +302,7 @@ class Rehearsal:
 
     def go_on(self) -> None:
         """Deliver every recorded outcome for which the agent waits, in recorded order."""
-        while self.outcome is None:
+        while self.outcome is None and not self.machine.left:  # a rehearsal ends where its agent takes a checkpoint
             timer = self.machine.next_timer()
             first = min(self._ready, key=lambda one: one.seq, default=None)
             if timer is not None and (not self.questions if first is None else timer[0] + _LATE_US <= first.ts):
@@ -318,7 +319,7 @@ class Rehearsal:
     def _deliver(self, now: int, completion: Completion, source: Event | None, used: Usage = Usage()) -> None:  # noqa: B008
         self._now = now
         number = getattr(completion, "number", None)
-        if number is not None and number not in self.machine.waits_for:
+        if self.machine.left or (number is not None and number not in self.machine.waits_for):
             return
         taken = None if number is None else self.taken.get(number)
         if taken is not None:

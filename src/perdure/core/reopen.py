@@ -27,7 +27,7 @@ from perdure.core.events import (
     ToolCallFailed,
     ToolCallResolved,
 )
-from perdure.core.history import History, ends_wait, history, is_stated
+from perdure.core.history import History, ends_wait, history, inherited, is_stated, life_at
 from perdure.core.state import CallState, RunState, fold, is_certain_end, is_repeatable, is_repeatable_class, unsettled
 from perdure.errors import Conflict, InvalidInput
 
@@ -68,10 +68,12 @@ def reopening(
     past, state = history(events), state or fold(events)
     assert state.created is not None
     _check(past, state, back_to, ended)
-    place = _place(past.events, back_to)
-    kept, dropped = past.events[:place], past.events[place:]
-    asked = _asked(kept)
-    waiting = _waiting(kept, past, state)
+    place = _place(past.whole, back_to)
+    kept, dropped = past.whole[:place], past.whole[place:]
+    life = life_at(kept, None)
+    waiting = _waiting(life, past, state)
+    left = inherited(life) - _asked(life)  # an earlier life has left it, and this one has not asked for it
+    asked = _asked(kept) | left
     again: list[int] = []
     children: list[int] = []
     reused: list[Event] = []
@@ -85,15 +87,24 @@ def reopening(
             if ends[number] is not event:
                 continue  # the person who makes a fork has given the call another result
             waiting.discard(number)
-            call = state.calls.get(number)
-            if call is not None and _is_tried_again(call, fresh):
+            if _is_tried_again_of(state, number, fresh):
                 again.append(number)
-            elif isinstance(source.body, ChildFinished) and source.body.status != "succeeded" and not state.children[number].inherited:
+            elif isinstance(source.body, ChildFinished) and _goes_on_too(state, number, source.body):
                 children.append(number)
             else:
                 reused.append(event)
         elif number in waiting and isinstance(source.body, ApprovalDecided):
             reused.append(event)  # the approval was granted: the agent learns whether a person edited the arguments
+    for number in sorted(number for number in waiting if not state.is_open(number)):
+        # It ended after an earlier `run_reopened`, in a later life of the agent: no kept event says so.
+        of_tool = number in state.calls
+        late = [event for event in events if event.call == number and ends_wait(event, of_tool=of_tool)]
+        if late and _is_tried_again_of(state, number, fresh):
+            again.append(number)
+        elif late and isinstance(late[-1].body, ChildFinished) and _goes_on_too(state, number, late[-1].body):
+            children.append(number)
+        elif late:
+            reused.append(late[-1])
     told: list[tuple[AnyBody, int | None]] = []
     for number, end in sorted(ended.items()):
         if number in waiting and end.status != "succeeded":
@@ -108,7 +119,11 @@ def reopening(
         raise InvalidInput(
             f"{_cannot(state, back_to)}: the approval of call {lost[0]} {why}; go back to before event {state.asks[lost[0]].asked_seq}"
         )
-    withdrawn = sorted(number for number, ask in state.asks.items() if number not in asked and _is_usable(ask.outcome, number, state))
+    withdrawn = sorted(
+        number
+        for number, ask in state.asks.items()
+        if (number not in asked and _is_usable(ask.outcome, number, state)) or (number in left and number in _lost_approvals(state))
+    )
     charged = unsettled(call for call in state.open.values() if call.asked_seq > back_to)
     body = RunReopened(by, back_to, reason, tuple(again), tuple(children), tuple(withdrawn), fresh, charged)
     return Reopening(
@@ -134,9 +149,9 @@ def retry_point(events: Sequence[Event], state: RunState | None = None) -> int:
     past, state = history(events), state or fold(events)
     assert state.created is not None
     end = past.events[-1]
-    requests = [event for event in past.events if event.call is not None and is_stated(event)]
+    requests = [event for event in past.whole if event.call is not None and is_stated(event)]
     if state.status == "cancelled":
-        cancel = next((event for event in past.events if type(event.body) is CancelRequested), None)
+        cancel = next((event for event in past.whole if type(event.body) is CancelRequested), None)
         point = end.seq - 1 if cancel is None else cancel.seq - 1
         if cancel is not None:
             _check_nothing_since(state, requests, cancel, "its cancel")
@@ -148,9 +163,14 @@ def retry_point(events: Sequence[Event], state: RunState | None = None) -> int:
         )
     for number in _lost_approvals(state):
         # When the run ended, this approval was withdrawn. So the agent has to ask for it again.
-        cause = next(event.cause for event in requests if event.call == number)
-        point = min(point, cause or point)
-    return settled(past.events, point)
+        cause = next((event.cause for event in requests if event.call == number), None)
+        if cause is None:
+            raise Conflict(
+                f"run {state.created.run_id} cannot be retried: its approval of call {number} was withdrawn when it ended, and the events "
+                "from before its checkpoint, with the request, were removed; start a new run"
+            )
+        point = min(point, cause)
+    return settled(past.whole, point)
 
 
 def _before_failure(past: History, state: RunState, requests: Sequence[Event], end: Event) -> int:
@@ -209,6 +229,16 @@ def _is_failure(event: Event) -> bool:
             return body.status != "succeeded"
         case _:
             return isinstance(body, ApprovalExpired | ApprovalWithdrawn)
+
+
+def _goes_on_too(state: RunState, number: int, end: ChildFinished) -> bool:
+    """Is the child reopened too? Not if it is a child of the run that was forked: only its outcome counts."""
+    return end.status != "succeeded" and not state.children[number].inherited
+
+
+def _is_tried_again_of(state: RunState, number: int, fresh: bool) -> bool:
+    call = state.calls.get(number)
+    return call is not None and _is_tried_again(call, fresh)
 
 
 def _is_tried_again(call: CallState, fresh: bool) -> bool:
@@ -270,15 +300,20 @@ def _check(past: History, state: RunState, back_to: int, ended: Mapping[int, Chi
         raise InvalidInput(f"run {run_id} has no event {back_to}: its events are 1 to {state.seq}")
     if state.finished and back_to == state.seq:
         raise InvalidInput(f"{_cannot(state, back_to)}: that event is its end; go back to event {back_to - 1} or before")
-    place = _place(past.events, back_to)
-    if place == 0 or past.events[place - 1].seq != back_to:
+    if back_to < _first_point(past):
+        raise InvalidInput(
+            f"{_cannot(state, back_to)}: the events before its checkpoint at event {_first_point(past)} were removed; go back to that event or "
+            "a later one"
+        )
+    place = _place(past.whole, back_to)
+    if place == 0 or past.whole[place - 1].seq != back_to:
         raise InvalidInput(f"{_cannot(state, back_to)}: that event was superseded when the run was reopened before")
-    cancel = next((event.seq for event in past.events[:place] if type(event.body) is CancelRequested), None)
+    cancel = next((event.seq for event in past.whole[:place] if type(event.body) is CancelRequested), None)
     if cancel is not None:
         raise InvalidInput(
             f"{_cannot(state, back_to)}: its cancel was requested at event {cancel}; go back to event {cancel - 1} or before"
         )
-    split = split_at(past.events, back_to)
+    split = split_at(past.whole, back_to)
     if split is not None:
         cause, first, last = split
         raise InvalidInput(
@@ -287,6 +322,11 @@ def _check(past: History, state: RunState, back_to: int, ended: Mapping[int, Chi
     alive = [child.run_id for number, child in state.alive.items() if child.asked_seq > back_to and number not in ended]
     if alive:
         raise Conflict(f"{_cannot(state, back_to)}: its child {alive[0]} was started after that and has not ended; cancel it first")
+
+
+def _first_point(past: History) -> int:
+    """The first event to which the run can go back: its first one, or the checkpoint before which events were removed."""
+    return past.whole[1].seq if len(past.whole) > 1 and past.whole[1].seq > 2 else 1
 
 
 def settled(events: Sequence[Event], point: int) -> int:

@@ -24,6 +24,7 @@ from perdure.core.events import (
     CallAnswered,
     CallRequestedAgain,
     CancelRequested,
+    CheckpointTaken,
     ChildFinished,
     ChildStarted,
     Event,
@@ -46,7 +47,7 @@ from perdure.core.events import (
     encode_body,
     tag_of,
 )
-from perdure.core.history import WAKES, History, history, is_stated
+from perdure.core.history import WAKES, History, earlier_of, history, inherited, is_stated
 from perdure.core.machine import (
     Abandon,
     ApprovalSettled,
@@ -62,16 +63,18 @@ from perdure.core.machine import (
     Completion,
     Failed,
     Finish,
+    Inheritance,
     Machine,
     Record,
     SignalArrived,
     StartChild,
     Succeeded,
+    TakeCheckpoint,
     TimerDue,
     UnknownCompletion,
 )
 from perdure.core.prompt_deltas import difference, in_short, is_request
-from perdure.core.state import refusal
+from perdure.core.state import image_in, refusal
 from perdure.errors import Diverged
 
 _ASKED = frozenset((CallTool, AskApproval, StartChild))
@@ -142,6 +145,23 @@ def _settled(number: int, body: ApprovalDecided | ApprovalExpired | ApprovalWith
             return ApprovalSettled(number, "withdrawn", failure=refusal("withdrawn", None, None))
 
 
+def inheritance(checkpoint: Event, load: Callable[[Payload], bytes]) -> Inheritance:
+    """What the life that begins at this checkpoint begins with."""
+    body = checkpoint.body
+    assert isinstance(body, CheckpointTaken), body
+    image = image_in(body)
+    tools = set(image.open)
+    return Inheritance(
+        checkpoint.seq,
+        load(body.state),
+        earlier_of(image),
+        {number: number in tools for number in sorted(inherited([checkpoint]))},
+        [(signal.topic, load(signal.payload)) for signal in body.signals],
+        body.timers,
+        cancelled=image.cancel is not None,
+    )
+
+
 def replay(
     machine: Machine,
     events: Sequence[Event],
@@ -159,7 +179,9 @@ def replay(
     agent, and its patches, are compared with the events that follow. `past`: the history of `events`, if the caller
     has it.
     """
-    past = past or history(events)
+    past = past or history(events, until)
+    if begun is None and past.checkpoint is not None:
+        machine.begin_life(inheritance(past.checkpoint, load), load)
     stated: dict[int, list[Event]] = {}
     last, newest = 0, past.branches[-1] if past.branches else None
     for event in past.events:
@@ -167,7 +189,7 @@ def replay(
             # The commit of the `run_reopened` may hold completions to which the agent has not reacted yet.
             if newest is None or event.seq > newest.after or event.seq < newest.at:
                 last = event.seq
-        elif is_stated(event):
+        elif is_stated(event) and event is not past.checkpoint:
             assert event.cause is not None
             stated.setdefault(event.cause, []).append(event)
     machine.patches |= {event.body.name for some in stated.values() for event in some if isinstance(event.body, PatchMarked)}
@@ -209,9 +231,16 @@ def _replay(
             if kind is OutcomeReused:
                 source = past.sources[event.body.of]  # type: ignore[union-attr]
             completion = completion_of(source, load)
-            if completion is None or machine.finished or machine.keeps(event):
+            if completion is None or machine.finished:
                 continue
-        elif kind is RunClaimed and not started:
+            if (kept := machine.keeps(event)) is not None:
+                if kept:
+                    _compare(frontier, kept, stated.pop(seq, _NOTHING), event, load)
+                continue
+            if machine.left:
+                machine.keep_for_next_life(event, source, completion)
+                continue
+        elif (kind is RunClaimed or kind is CheckpointTaken) and not started:
             completion = None
         else:
             continue
@@ -315,6 +344,8 @@ def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> b
             return isinstance(body, PlanGenerated) and (body.digest, body.by) == (plan.digest, plan.by)
         case Record(stated):
             return type(stated) is type(body) and encode_body(stated) == encode_body(body)
+        case TakeCheckpoint(state):
+            return isinstance(body, CheckpointTaken) and load(body.state) == state
         case Finish(Succeeded(output)):
             return isinstance(body, RunSucceeded) and load(body.output) == output
         case Finish(Failed(failure)):
@@ -356,6 +387,8 @@ def asked_words(command: Command) -> str:
             return _plan(body)
         case Record(body):
             return f"{tag_of(body)} {_short(encode_body(body).decode())}"
+        case TakeCheckpoint(state):
+            return f"a checkpoint with {_short(state.decode('utf-8', 'replace'))}"
         case Finish(outcome):
             return _ending(outcome)
         case Abandon(number):
@@ -386,6 +419,8 @@ def _recorded(body: AnyBody, call: int | None) -> str:
             return f"call {call}, made again"
         case PlanGenerated():
             return _plan(body)
+        case CheckpointTaken(state=state):
+            return f"a checkpoint with {_shown(state)}"
         case RunSucceeded(output=output):
             return f"the run's success with {_shown(output)}"
         case RunFailed(failure=failure):

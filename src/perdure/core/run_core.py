@@ -51,6 +51,7 @@ from perdure.core.decide import (
 )
 from perdure.core.events import (
     OF_MODEL,
+    OF_TOOL,
     AnyBody,
     ApprovalDecided,
     ApprovalEscalated,
@@ -61,8 +62,10 @@ from perdure.core.events import (
     BudgetDeclared,
     BudgetExceeded,
     BudgetRaised,
+    CallEvents,
     CallRequestedAgain,
     CancelRequested,
+    CheckpointTaken,
     ChildFinished,
     ChildStarted,
     Effect,
@@ -89,9 +92,11 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallProposed,
     ToolCallResolved,
+    UnreadSignal,
     tag_of,
 )
 from perdure.core.failures import describe
+from perdure.core.history import Requests
 from perdure.core.identity import KEY_SCHEME, approval_id, child_id
 from perdure.core.idle import Ask, Sleep, Stay, Stuck, at_rest
 from perdure.core.loop_detector import Circles, CircleWatch
@@ -111,11 +116,12 @@ from perdure.core.machine import (
     Record,
     StartChild,
     Succeeded,
+    TakeCheckpoint,
     TimerDue,
 )
 from perdure.core.outcomes import Abandoned, Raised, Returned, Unrecordable
-from perdure.core.replay import Frontier, completion_of, replay
-from perdure.core.state import ENDED, FINISHED, LOST, NOT_STARTED, AskState, CallState, RunState, refusal
+from perdure.core.replay import Frontier, completion_of, inheritance, replay
+from perdure.core.state import ENDED, FINISHED, LOST, NOT_STARTED, AskState, CallState, RunState, image_of, refusal
 from perdure.core.steps import (
     Answer,
     AppendCommitted,
@@ -272,6 +278,7 @@ class RunCore:
         "_precious",
         "_refused",
         "_released",
+        "_requests",
         "_running",
         "_seen",
         "_sent",
@@ -327,6 +334,7 @@ class RunCore:
         # What the agent has requested, and the state of these calls. The keys of the dicts and the members of the sets
         # are call numbers. A comment that begins with → describes the values of a dict.
         self._asked: dict[int, Asked] = {}
+        self._requests = Requests()
         self._unwanted: set[int] = set()  # calls, approvals and children that the agent has stopped waiting for
         self._unneeded: set[int] = set()  # approvals to withdraw and children to cancel, once they are durable
         self._due: list[int] = []  # calls whose intent is recorded: they begin after the next append
@@ -427,7 +435,7 @@ class RunCore:
         if machine is None or last is None or self.closing is not None or self.state.finished:
             return None
         self._machine = None
-        return ParkedRun(last, self.state, machine, self._watch, self._asked, self._unwanted, self._compared)
+        return ParkedRun(last, self.state, machine, self._watch, self._asked, self._unwanted, self._compared, self._requests)
 
     def begin_release(self) -> None:
         """Begin no new call from now on, because the run is to be released.
@@ -568,18 +576,19 @@ class RunCore:
         parked, circles = journal.parked, self._code.circles
         if parked is not None:
             self.state, self._machine, self._compared = parked.state, parked.machine, parked.compared
-            self._asked, self._unwanted, watch = parked.calls, parked.unwanted, parked.watch
+            self._asked, self._requests, self._unwanted, watch = parked.calls, parked.requests, parked.unwanted, parked.watch
         else:
             watch = None if circles is None else CircleWatch(circles)
         state = self.state
         for event in journal.events:
             state.apply(event)
-            if type(event.body) is RunReleased:
+            self._requests.see(event)
+            if type(event.body) in (RunReleased, CheckpointTaken):
                 self._last_news = None
             elif type(event.body) in _NEWS:
                 self._last_news = self._mono
-            elif type(event.body) is RunReopened and circles is not None:
-                watch = CircleWatch(circles)  # the agent went back: its calls before that do not count
+            elif type(event.body) in (RunReopened, CheckpointTaken) and circles is not None:
+                watch = CircleWatch(circles)  # the agent went back, or began a new life: its calls before that do not count
             if watch is not None:
                 watch.observe(event, None if event.call is None else state.calls.get(event.call))
         if journal.epoch not in (None, state.epoch):
@@ -643,7 +652,11 @@ class RunCore:
         if self._machine is None:
             self._machine = self._code.machine_of(state, self._load, self._settings.max_steps)
             frontier = replay(self._machine, events, self._load)
-            self._asked, self._unwanted = frontier.calls, frontier.abandoned
+            # What an earlier life has left, and had stopped to wait for, is not wanted.
+            left = {
+                number for number in self._open_numbers() if number not in frontier.calls and number not in self._machine.earlier.requests
+            }
+            self._asked, self._unwanted = frontier.calls, frontier.abandoned | left
             for tool in {asked.tool.name: asked.tool for asked in self._asked.values() if isinstance(asked, CallTool)}.values():
                 self._pinned(tool)  # records an event if the tool has changed since this run first called it (T30)
         else:  # this worker has kept the machine since it parked the run: the tools are the same objects
@@ -652,6 +665,9 @@ class RunCore:
         again = {command.number for _, command in frontier.pending if isinstance(command, Asked)}  # superseded calls, and new ones
         for number in [number for number in self._asked if number <= known and number not in again and not state.is_open(number)]:
             self._forget_arguments(number)
+        needed = {*self._machine.waits_for, *self._open_numbers()}
+        for number in [number for number in self._requests.requests if number not in needed]:
+            self._requests.forget(number)
         yield from self._obey(frontier.pending)
         # The agent made these calls again while the last worker was closing the run.
         for number in [number for number in self._machine.waits_for if number <= known and number not in again]:
@@ -666,14 +682,18 @@ class RunCore:
         for ask in list(state.pending.values()):
             self._watch_expiry(ask)
         for number in state.alive:
-            asked = self._asked[number]
-            assert isinstance(asked, StartChild), asked
-            self._out.serve += (asked.agent,)
+            asked = self._asked.get(number)
+            if asked is not None:  # if not, an earlier life has started the child, and this one has not asked for it yet
+                assert isinstance(asked, StartChild), asked
+                self._out.serve += (asked.agent,)
         for number in sorted(self._unwanted):
             if number > known or number not in state.calls:
                 # The number belongs to a child or an approval. Or it belongs to a call for which the agent stopped
                 # waiting in the same activation in which the agent made the call.
                 yield from self._obey([(state.seq, Abandon(number))])
+
+    def _open_numbers(self) -> set[int]:
+        return {*self.state.open, *self.state.pending, *self.state.alive}
 
     def _read_answers(self) -> Asking[None]:
         """Read the post about calls that were cut off or wait for an approval, before the core decides about them."""
@@ -705,17 +725,69 @@ class RunCore:
         if self.closing is not None:
             return _NO_QUESTION
         assert machine is not None
+        if type(event.body) is CheckpointTaken:
+            return self._begin_life(event)
         source = source or event
         completion = completion or completion_of(source, self._load)
-        if completion is None or machine.finished or machine.keeps(event):
+        if completion is None or machine.finished:
+            return _NO_QUESTION
+        if (kept := machine.keeps(event)) is not None:
+            return self._obey(list(zip(repeat(event.seq), kept))) if kept else _NO_QUESTION
+        if machine.left:
+            machine.keep_for_next_life(event, source, completion)
             return _NO_QUESTION
         machine.cause, machine.source = event.seq, source.seq
         commands = machine.deliver(event.ts, completion)
+        if event.call is not None and not machine.is_waiting_for(event.call):
+            self._requests.forget(event.call)
         if len(commands) > 1:
             # `Abandon` comes last. It may fail a call, that failure may end the run, and nothing can be recorded after
             # the end of the run.
-            commands.sort(key=lambda command: isinstance(command, Abandon))
+            # The checkpoint comes after it: it holds what is open then.
+            commands.sort(key=lambda command: 2 if isinstance(command, TakeCheckpoint) else isinstance(command, Abandon))
         return self._obey(list(zip(repeat(event.seq), commands))) if commands else _NO_QUESTION
+
+    def _take_checkpoint(self, command: TakeCheckpoint, cause: int) -> None:
+        """Record the end of the agent's life. Its next life begins when all commands are recorded."""
+        state, machine = self.state, self._machine
+        assert machine is not None
+        while self._refused:
+            # The life is over: what was recorded for it belongs to the next one.
+            event, source = self._refused.popleft()
+            completion = completion_of(source, self._load)
+            if completion is not None and machine.keeps(event) is None:
+                machine.keep_for_next_life(event, source, completion)
+        earlier, waiting = machine.left_over
+        requests = [*(machine.earlier.requests[number] for number in earlier), *(self._requests.requests[number] for number in waiting)]
+        outcomes = [end for number in earlier for end in machine.earlier.outcomes.get(number, ())]
+        for number in waiting:
+            edited, ends = self._requests.edits.get(number), machine.after_life.get(number, [])
+            outcomes += ends if edited is None or edited in ends else [edited, *ends]
+        image = image_of(state, sorted(requests, key=_seq), sorted(outcomes, key=_seq))
+        signals = tuple(UnreadSignal(topic, self._pack(payload)) for topic, payload in machine.unread)
+        body = CheckpointTaken(self._pack(command.state), Payload(json=Raw(image)), signals, command.timers)
+        event = self._record(body, cause=cause)
+        if self._code.circles is not None:
+            self._watch = CircleWatch(self._code.circles)
+        left = {one.call for one in requests if one.call is not None} | self._open_numbers() | self._running | set(self._hooks)
+        state.forget_all_but(left)
+        for number in [number for number in self._asked if number not in left]:
+            del self._asked[number]
+        for number in [number for number in self._requests.requests if number not in left]:
+            self._requests.forget(number)
+        self._unwanted &= left
+        self._refused.append((event, event))
+
+    def _begin_life(self, checkpoint: Event) -> Asking[None]:
+        """Begin the agent's next life, in the same way as a replay from this checkpoint."""
+        assert self._machine is not None
+        self._machine.close()
+        machine = self._machine = self._code.machine_of(self.state, self._load, self._settings.max_steps)
+        machine.begin_life(inheritance(checkpoint, self._load), self._load)
+        machine.cause = machine.source = checkpoint.seq
+        commands = machine.start(checkpoint.ts)
+        commands.sort(key=lambda command: 2 if isinstance(command, TakeCheckpoint) else isinstance(command, Abandon))
+        return self._obey(list(zip(repeat(checkpoint.seq), commands)))
 
     def _obey(self, commands: Sequence[tuple[int, Command]]) -> Asking[None]:
         """Carry out commands of the machine.
@@ -767,6 +839,8 @@ class RunCore:
                 self._record(structs.replace(body, plan=self._pack(body.plan.inline)), cause=cause)
             case Record(body):
                 self._record(body, cause=cause)
+            case TakeCheckpoint():
+                self._take_checkpoint(command, cause)
             case Abandon(number, stop):
                 self._unwanted.add(number)
                 yield from self._abandon(number, stop)
@@ -814,6 +888,7 @@ class RunCore:
         call = state.calls.get(number)
         anew = state.fresh and call is not None and call.phase == "completed" and call.effect == "read"
         event = self._record(CallRequestedAgain(anew), call=number, cause=cause)
+        self._unwanted.discard(number)
         self._reuse_outcome(number, event.seq)
         if call is not None and number in state.open and self.closing is None and number not in self._due and not self._is_busy(number):
             yield from self._consider(call)
@@ -921,7 +996,10 @@ class RunCore:
             # An attempt with an effect is not stopped, unless the whole run is cancelled.
             if stop and number in self._running and (state.cancel is not None or call.effect in ("read", "idempotent")):
                 self._out.stop += (number,)
-            yield from self._give_up_if_idle(call)
+            if number in self._asked:
+                yield from self._give_up_if_idle(call)
+            else:
+                yield from self._leave(call, wanted=False)
 
     def _give_up_if_idle(self, call: CallState) -> Asking[None]:
         number = call.number
@@ -960,9 +1038,17 @@ class RunCore:
 
     def _fail(self, call: CallState, failure: Failure, cause: int | None = None) -> Asking[None]:
         """Record that the call has failed and is not tried again, and deliver the failure."""
-        failed = self._tool_call(call).tool.events.failed
+        failed = self._events_of(call).failed
         cause = call.last_seq if cause is None else cause
         yield from self._deliver(self._record(failed(failure, attempt=call.attempt, final=True), call=call.number, cause=cause))
+
+    def _events_of(self, call: CallState) -> CallEvents:
+        """The event types of the call. An earlier life may have made the call: then its tool is not known here."""
+        asked = self._asked.get(call.number)
+        if isinstance(asked, CallTool):
+            events: CallEvents = asked.tool.events
+            return events
+        return OF_MODEL if call.of_model else OF_TOOL
 
     def _refuse(self, call: CallState, failure: Failure) -> Asking[None]:
         """Fail a call before it has begun.
@@ -1075,6 +1161,9 @@ class RunCore:
         """Decide what to do about an open call without an attempt under way."""
         number = call.number
         wanted = number not in self._unwanted
+        if number not in self._asked:
+            yield from self._leave(call, wanted)
+            return
         ask = self.state.asks.get(number)
         asked = self._tool_call(call)
         if ask is not None and ask.edited and ask.input is not None and call.attempt:
@@ -1098,6 +1187,21 @@ class RunCore:
                 yield from self._ask_for(asked, asks)
                 return
         yield from self._follow(call, self._verdict(call, asked, wanted))
+
+    def _leave(self, call: CallState, wanted: bool) -> Asking[None]:
+        """An earlier life of the agent has made the call, and this life has not: so there is no code to go on with.
+
+        The call goes on when the agent makes it again. What may have happened is in doubt until then, so that a person
+        sees it.
+        """
+        repeatable = call.effect in ("read", "idempotent", "transaction")
+        if call.phase == "started" and not repeatable:
+            self._doubt(call, "its worker died inside it, and since its checkpoint the agent has not made the call again")
+        elif not wanted and (repeatable or not call.doubtful) and call.phase in ("started", *_UNBEGUN) and call.phase != "approved":
+            self._forget(call.number)
+            yield from self._give_up(call)
+        elif not wanted and call.phase in ("awaiting_approval", "approved"):
+            self._unneeded.add(call.number)
 
     def _verdict(self, call: CallState, asked: CallTool, wanted: bool) -> Verdict:
         return decide(
@@ -1670,10 +1774,7 @@ class RunCore:
 
         If the run were released and replayed after the end of each of its n children, the work would grow with n².
         """
-        state = self.state
-        more_to_come = bool(state.alive) and len(state.alive) < len(state.children)
-        more_to_come = more_to_come or (bool(state.pending) and len(state.pending) < len(state.asks))
-        if not more_to_come or self._last_news is None:
+        if self._last_news is None or not (self.state.alive or self.state.pending):
             return False
         left_us = self._last_news + self._settings.linger_us - self._mono
         if left_us <= 0:
@@ -1712,6 +1813,8 @@ class RunCore:
         event = Event(state.seq + 1, event_id or next(self._ids), self._now, state.epoch, call, cause, body)
         state.apply(event)
         self._events.append(event)
+        if call is not None:
+            self._requests.see(event)
         if self._watch is not None:
             self._look_for_circles(event)
         if call is not None and call in self._asked and not state.is_open(call):
@@ -1898,6 +2001,10 @@ class RunCore:
     def _has_lapsed(self, number: int, now: int) -> bool:
         ask = self.state.asks.get(number)
         return ask is not None and ask.request.expires_at is not None and ask.request.expires_at <= now
+
+
+def _seq(event: Event) -> int:
+    return event.seq
 
 
 def has_room_again(over: BudgetExceeded, read: LedgersRead) -> bool:

@@ -15,14 +15,15 @@ the calls keep their states, except that a failed call may be tried again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct, structs
 
 from perdure.core.approval import usable_until
 from perdure.core.budget import NOTHING, Amounts, amounts_of, most_of, rest_of
-from perdure.core.codec import Payload, decode
+from perdure.core.codec import Payload, decode, encode
 from perdure.core.events import (
     AnyBody,
     ApprovalDecided,
@@ -38,6 +39,7 @@ from perdure.core.events import (
     CallAnswered,
     CallRequestedAgain,
     CancelRequested,
+    CheckpointTaken,
     ChildFinished,
     ChildStarted,
     DecisionMade,
@@ -46,6 +48,7 @@ from perdure.core.events import (
     Failure,
     FrameChanged,
     Limits,
+    ModelCallInitiated,
     OutcomeReused,
     PatchMarked,
     PinChanged,
@@ -76,10 +79,12 @@ from perdure.core.events import (
     ToolCallResolved,
     Unsettled,
     Usage,
+    event_at,
 )
 from perdure.core.events import Status as Status
 from perdure.core.failures import HARMLESS_KINDS, IN_DOUBT_KINDS
 from perdure.core.identity import CallKeys
+from perdure.core.prompt_deltas import is_request
 from perdure.core.suspects import goes_further
 from perdure.core.transitions import landing
 from perdure.errors import StoreCorrupt
@@ -144,8 +149,11 @@ _OF_THE_WORLD = (
 )
 
 
-class CallState(Struct, gc=False):
-    """The state of one call."""
+class CallState(Struct, gc=False, omit_defaults=True):
+    """The state of one call.
+
+    The image of a checkpoint holds it: fields are only added, with a default.
+    """
 
     number: int
     tool: str
@@ -193,6 +201,7 @@ class CallState(Struct, gc=False):
     busy_us: int = 0
     # The run that this run was forked from has made the call: its outcome counts, and it is never attempted here.
     inherited: bool = False
+    of_model: bool = False  # it is a request to a model
 
     @property
     def may_cost(self) -> Usage | None:
@@ -229,8 +238,8 @@ class CallState(Struct, gc=False):
         return self.attempt > self.withdrawn
 
 
-class AskState(Struct, gc=False):
-    """The state of one approval according to the journal."""
+class AskState(Struct, gc=False, omit_defaults=True):
+    """The state of one approval according to the journal. As with CallState, fields are only added."""
 
     number: int
     request: ApprovalRequested  # with the current `by` and `expires_at`, which an escalation changes
@@ -260,8 +269,8 @@ class AskState(Struct, gc=False):
         return self.outcome is None or (self.outcome == "approved" and self.request.tool is not None)
 
 
-class ChildState(Struct, gc=False):
-    """The state of one child according to its parent's journal."""
+class ChildState(Struct, gc=False, omit_defaults=True):
+    """The state of one child according to its parent's journal. As with CallState, fields are only added."""
 
     number: int
     agent: str
@@ -336,6 +345,8 @@ class RunState(Struct, gc=False, eq=False):
     crashes: int = 0  # takeovers in a row, without progress in between
     crashes_alone: int = 0  # how many of these takeovers lost a worker whose only suspect was this run
     said: str | None = None
+    checkpoint: int = 0  # the seq of the last `checkpoint_taken`
+    checkpoints: int = 0  # how many checkpoints the run has taken
     output: Payload | None = None
     failure: Failure | None = None
 
@@ -349,18 +360,18 @@ class RunState(Struct, gc=False, eq=False):
 
     def apply(self, event: Event) -> None:
         """Fold the next event into the state."""
-        if event.seq != self.seq + 1:
+        if event.seq != self.seq + 1 and not (self.seq == 1 and type(event.body) is CheckpointTaken):
             raise StoreCorrupt(f"{self._name()}: event {event.seq} follows event {self.seq}", hint="`perdure verify` tells what is missing")
         if self.status in FINISHED and type(event.body) is not RunReopened and type(event.body) is not RunForked:
             raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) comes after the run's end")
         if self.inherited:
             self._check_fork(event)
-        self.seq = event.seq
+        before, self.seq = self.seq, event.seq
         self.epoch = event.epoch
         self.updated_at = event.ts
         number = event.call
         if number is None:
-            self._apply_run(event)
+            self._apply_run(event, before)
             return
         kind = type(event.body)
         if kind in _ABOUT_BRANCHES:
@@ -374,7 +385,7 @@ class RunState(Struct, gc=False, eq=False):
         else:
             self._apply_tool(event, number)
 
-    def _apply_run(self, event: Event) -> None:
+    def _apply_run(self, event: Event, before: int) -> None:
         body = event.body
         match body:
             case RunCreated():
@@ -443,6 +454,11 @@ class RunState(Struct, gc=False, eq=False):
                 self._reopen(event, body)
             case RunForked():
                 self._fork(event, body)
+            case CheckpointTaken():
+                if event.seq != before + 1:
+                    self._restore(image_in(body))
+                self.timers = {}  # the timers of the life that has ended
+                self.checkpoint, self.checkpoints = event.seq, self.checkpoints + 1
             case ThoughtRecorded() | DecisionMade() | PlanGenerated() | OutcomeReused():
                 pass
             case _:
@@ -581,6 +597,39 @@ class RunState(Struct, gc=False, eq=False):
         call.retry_at = call.turn = call.resolved_by = None
         call.last_seq, call.last_ts = event.seq, event.ts
 
+    def _restore(self, image: Image) -> None:
+        """The state just before a checkpoint: the events between `run_created` and it were not read, or were removed."""
+        for name in _IMAGED:
+            setattr(self, name, getattr(image, name))
+        self.pins, self.patches = dict(image.pins), set(image.patches)
+        for call in image.calls:
+            call.keys = self.keys
+            call.reserved = call.reserved or NOTHING
+            self.calls[call.number] = call
+            if call.number in image.open:
+                self.open[call.number] = call
+        for event in image.requests:
+            # The image leaves out the arguments of calls that have ended. Such a call may be attempted again.
+            ended = self.calls.get(event.call or 0)
+            if ended is not None and ended.args is None and isinstance(event.body, ToolCallInitiated | ToolCallProposed):
+                ended.args = event.body.args
+        for ask in image.asks:
+            if ask.edited and ask.number in self.calls and ask.outcome == "approved":
+                self.calls[ask.number].args = ask.input
+            self.asks[ask.number] = ask
+            if ask.pending:
+                self.pending[ask.number] = ask
+        for child in image.children:
+            self.children[child.number] = child
+            if child.ended is None:
+                self.alive[child.number] = child
+
+    def forget_all_but(self, numbers: Collection[int]) -> None:
+        """Forget the calls, approvals and children that have other numbers: a checkpoint was taken, and they are over."""
+        for known in (self.calls, self.asks, self.children):
+            for number in [number for number in known if number not in numbers]:
+                del known[number]
+
     def _let_loose(self) -> None:
         for call in self.open.values():
             if call.phase == "started":
@@ -653,9 +702,11 @@ class RunState(Struct, gc=False, eq=False):
         if not isinstance(body, CallRequestedAgain):
             return
         if call is None:
-            if (child := self.children.get(number)) is not None:
+            if (child := self.children.get(number)) is not None and number not in self.alive:
                 child.asked_seq = event.seq
             return
+        if number in self.open:
+            return  # it was never superseded: an earlier life of the agent has requested it, and it goes on
         call.asked_seq = event.seq
         if not call.ended:
             self.open[number] = call
@@ -689,6 +740,7 @@ class RunState(Struct, gc=False, eq=False):
             return self._known(event, number)
         self._new_number(event, number)
         call = CallState(number, body.tool, body.effect, body.key, body.args, event.seq, event.ts, self.keys, asked_seq=event.seq)
+        call.of_model = type(body) is ModelCallInitiated or (type(body) is ToolCallProposed and is_request(body.args))
         self.calls[number] = self.open[number] = call
         return call
 
@@ -838,6 +890,92 @@ class RunState(Struct, gc=False, eq=False):
 
     def _name(self) -> str:
         return f"run {self.created.run_id}" if self.created else "journal"
+
+
+class Image(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a run still needs of the events between its first event and a checkpoint."""
+
+    version: str
+    epoch: int
+    numbers: int
+    worker: str | None = None
+    worker_name: str | None = None
+    status: Status = "running"
+    started_seq: int | None = None
+    reopened: int = 0
+    fresh: bool = False
+    signals: int = 0
+    budget: Limits | None = None
+    attempts: int = 0
+    busy_us: int = 0
+    reserved: Amounts = NOTHING
+    used: Usage = Usage()
+    crashes: int = 0
+    crashes_alone: int = 0
+    said: str | None = None
+    cancel: CancelRequested | None = None
+    checkpoint: int = 0
+    checkpoints: int = 0
+    began_with: str = ""
+    forked: RunForked | None = None
+    forked_numbers: int = 0
+    pins: dict[str, str] = {}
+    patches: list[str] = []
+    open: list[int] = []  # of `calls`: those that have not ended and are not superseded
+    calls: list[CallState] = []
+    asks: list[AskState] = []
+    children: list[ChildState] = []
+    # The requests of the calls, approvals and children that the next life may make again, and their outcomes so far.
+    requests: list[Event] = []
+    outcomes: list[Event] = []
+
+
+_IMAGED = tuple(
+    name
+    for name in Image.__struct_fields__
+    if name in RunState.__struct_fields__ and name not in (*("calls", "open", "asks", "children", "pins", "patches"),)
+)
+
+
+def image_of(state: RunState, requests: Sequence[Event], outcomes: Sequence[Event]) -> bytes:
+    """The image of this state, as JSON."""
+    numbers = {event.call for event in requests} | set(state.open) | set(state.pending) | set(state.alive)
+    image = Image(
+        **{name: getattr(state, name) for name in _IMAGED},
+        pins=dict(sorted(state.pins.items())),
+        patches=sorted(state.patches),
+        open=sorted(state.open),
+        # A worker has forgotten the arguments of calls that have ended.
+        calls=[
+            structs.replace(call, args=None, progress=None) if call.ended else call
+            for number, call in sorted(state.calls.items())
+            if number in numbers
+        ],
+        asks=[ask for number, ask in sorted(state.asks.items()) if number in numbers],
+        children=[child for number, child in sorted(state.children.items()) if number in numbers],
+        requests=list(requests),
+        outcomes=list(outcomes),
+    )
+    return encode(decode(_encode_image(image)))  # canonical, as every payload
+
+
+def image_problem(state: RunState, body: CheckpointTaken, events: Sequence[Event]) -> str | None:
+    """How the image contradicts the events before the checkpoint; None if it does not. `state`: the fold of `events`."""
+    image = image_in(body)
+    if any(event_at(events, one.seq) != one for one in (*image.requests, *image.outcomes)):
+        return "it holds an event that is not in the journal before it"
+    return None if image_of(state, image.requests, image.outcomes) == body.image.inline else "it does not hold the state of the run"
+
+
+def image_in(body: CheckpointTaken) -> Image:
+    """The image that this checkpoint holds."""
+    assert body.image.inline is not None
+    return _decode_image(body.image.inline)
+
+
+# The keys of a call follow from `created`.
+_encode_image = msgspec.json.Encoder(enc_hook=lambda _: None).encode
+_decode_image = msgspec.json.Decoder(Image, dec_hook=lambda _, __: _NO_KEYS).decode
 
 
 def is_repeatable_class(call: CallState) -> bool:

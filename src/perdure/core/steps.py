@@ -21,11 +21,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from perdure.core.approval import Expire, Withdraw
 from perdure.core.budget import NOTHING, Amounts, Charge, Ledger
 from perdure.core.events import AnyBody, BudgetExceeded, Event, Failure, FrameChanged, Reason, RunClaimed, RunReopened, Status, Usage
+from perdure.core.history import Requests
 from perdure.core.identity import CallKeys
 from perdure.core.loop_detector import CircleWatch
 from perdure.core.machine import Asked, Machine
@@ -60,6 +61,7 @@ class ParkedRun(Struct, frozen=True, eq=False):
     calls: dict[int, Asked]  # every call, approval and child that the machine has requested
     unwanted: set[int]  # the numbers of calls, approvals and children that the agent no longer waits for
     compared: set[str]  # names of tools whose pin was compared with the recorded pin
+    requests: Requests = field(default_factory=Requests)
 
 
 def goes_on_from(parked: ParkedRun, events: Sequence[Event]) -> bool:
@@ -75,7 +77,8 @@ def goes_on_from(parked: ParkedRun, events: Sequence[Event]) -> bool:
 class JournalRead(Struct, frozen=True, gc=False):
     """The run was claimed, and this is its journal. Only post may arrive before this input."""
 
-    events: Sequence[Event]  # the whole journal; with `parked`, the events after `parked.last`
+    # The journal from the last checkpoint on, or all of it; with `parked`, the events after `parked.last`.
+    events: Sequence[Event]
     budgets: frozenset[str] = frozenset()  # ids of the runs whose budgets apply to this run: itself and its ancestors
     reserved: Amounts = NOTHING  # what the ledgers have reserved for the run's open calls
     crashes: int = 0  # the number of crashes in the run's row

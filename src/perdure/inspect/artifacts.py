@@ -55,9 +55,11 @@ def _orphans(store: Reading, run_id: str, rows: list[ArtifactRow]) -> Iterator[A
         yield from (row for row in rows if row.state == "saving")
         return
     events = store.read(run_id)
-    calls, named = fold(events).calls, set(_named(store, events))
+    state, named = fold(events), set(_named(store, events))
     for row in rows:
-        ended = run.status in FINISHED or (row.call in calls and calls[row.call].ended)
+        call = state.calls.get(row.call)
+        # A call that is not known although it was made has ended before a checkpoint, and its events were removed.
+        ended = run.status in FINISHED or (call.ended if call is not None else row.call <= state.numbers)
         if ended and row.artifact not in named:
             yield row
 

@@ -33,6 +33,7 @@ from perdure.core.events import (
     CallAnswered,
     CallRequestedAgain,
     CancelRequested,
+    CheckpointTaken,
     ChildFinished,
     ChildStarted,
     DecisionMade,
@@ -68,6 +69,7 @@ from perdure.core.events import (
     ToolCallResolved,
     Usage,
 )
+from perdure.core.state import image_in
 from perdure.engine.api import Reading
 from perdure.inspect.text import Load, failed, iso, over_budget, plain
 from perdure.inspect.timeline import EventNames
@@ -198,6 +200,9 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"back_to": body.back_to, "reason": body.reason, "fresh": body.fresh, **calls}
         case OutcomeReused():
             return {"of_seq": body.of}
+        case CheckpointTaken():
+            left = len(image_in(body).requests)
+            return {"state_digest": body.state.digest, "open_calls": left, "unread_signals": len(body.signals), "timers": len(body.timers)}
         case RunAdopted() | FrameChanged():
             return {"version_adopted": body.version, "note": body.note}
         case BudgetDeclared():

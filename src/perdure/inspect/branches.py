@@ -7,14 +7,14 @@ undo.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from perdure.agent import Agent
 from perdure.core.codec import Payload
-from perdure.core.events import Event, RunCancelled, RunReopened
+from perdure.core.events import CheckpointTaken, Event, RunCancelled, RunReopened, event_at, place_of
 from perdure.core.history import history, is_stated
 from perdure.core.machine import Asked, CallTool, StartChild
 from perdure.core.state import RunState
@@ -65,7 +65,7 @@ class Superseded:
 
 def known_calls(events: Sequence[Event]) -> set[int]:
     """The numbers of the calls, approvals and children that the agent knows. All others are superseded."""
-    return {event.call for event in history(events).events if event.call is not None and is_stated(event)}
+    return {event.call for event in history(events).whole if event.call is not None and is_stated(event)}
 
 
 def asked_in_all_branches(
@@ -80,9 +80,12 @@ def asked_in_all_branches(
     agent is used.
     """
     asked = dict(agent.replayed(state, _stated_by_agent(events), load, max_steps).calls)
+    for life in _earlier_lives(history(events).whole):
+        if any(number not in asked for number in (*state.calls, *state.children)):
+            asked = _as_far_as_possible(agent, state, life, load, max_steps) | asked
     for one in reopenings(events):
         if any(number not in asked for number in (*state.calls, *state.children)):
-            before = _as_far_as_possible(agent, state, _stated_by_agent(events[: one.seq - 1]), load, max_steps)
+            before = _as_far_as_possible(agent, state, _stated_by_agent(events[: place_of(events, one.seq - 1)]), load, max_steps)
             asked = before | asked
     names: dict[str, Asked] = {}
     for call in asked.values():
@@ -102,6 +105,16 @@ def asked_in_all_branches(
     return asked
 
 
+def _earlier_lives(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
+    """The lives of the agent that a checkpoint has ended, each with the run's first event."""
+    begun = 0
+    for place, event in enumerate(events):
+        if isinstance(event.body, CheckpointTaken):
+            if place > 1:
+                yield events[begun:place] if begun == 0 else [events[0], *events[begun:place]]
+            begun = place
+
+
 def _stated_by_agent(events: Sequence[Event]) -> Sequence[Event]:
     """The events without an end by force, because the agent did not state that end."""
     last = events[-1].body if events else None
@@ -119,11 +132,11 @@ def _as_far_as_possible(
             pending = {command.number for _, command in frontier.pending if isinstance(command, Asked)}
             return {number: call for number, call in frontier.calls.items() if number not in pending}
         except Diverged as diverged:
-            if not 1 < diverged.seq <= len(events):
+            event = event_at(events, diverged.seq)
+            if event is None or event.seq == 1:
                 return {}
             # Remove the statements of that activation. Then the replay ends before the difference.
-            cut = min(events[diverged.seq - 1].cause or 1, diverged.seq - 1)
-            events = events[:cut]
+            events = events[: place_of(events, min(event.cause or 1, event.seq - 1))]
         except PerdureError:
             return {}
     return {}

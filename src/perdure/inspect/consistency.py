@@ -91,6 +91,9 @@ def _parent_problem(store: Reading, row: RunRow, relatives: Relatives) -> Incons
         found = relatives.child_at(row.parent, row.parent_call)
     except PerdureError as error:
         return Inconsistency(f"{claim}, whose journal cannot be read: {error}", seq=1)
+    checkpoint = None if found else store.checkpoint(row.parent)
+    if checkpoint is not None and checkpoint.removed:
+        return None  # the event that started this run may be one of those that were removed
     if found != row.run_id:
         return Inconsistency(
             f"{claim}, and the journal of {row.parent} does not have it: that call {f'is run {found}' if found else 'is no child'}", seq=1
@@ -237,7 +240,7 @@ def budget_problem(store: Reading, row: RunRow, state: RunState) -> Inconsistenc
         return Inconsistency(
             f"its budget allows {limits_words(own.limits)}, and by the journal {limits_words(state.budget)}: it was edited"
         )
-    exact = not state.children
+    exact = not state.children and not state.checkpoint  # children from before a checkpoint may be unknown
     if own.spent != state.spent if exact else not _covers(own.spent, state.spent):
         return Inconsistency(
             f"its budget has {own.spent} as spent, and by the journal the run alone has spent {state.spent}: it was edited"

@@ -103,10 +103,10 @@ def calls_of(events: Sequence[Event], load: Callable[[Payload], bytes]) -> list[
     requests = {
         event.call: event for event in events if event.call is not None and is_stated(event) and type(event.body) is not CallRequestedAgain
     }
-    asked = {event.call for event in past.events if event.call is not None and is_stated(event)}
+    asked = {event.call for event in past.whole if event.call in requests and is_stated(event)}
     tools = {event.call for event in events if isinstance(event.body, ToolCallInitiated | ToolCallProposed)}
     found = {number: _requested(number, requests[number], load) for number in sorted(asked)}
-    for event in past.events:
+    for event in past.whole:
         source = past.sources[event.body.of] if isinstance(event.body, OutcomeReused) else event
         if event.call in found and ends_wait(source, of_tool=event.call in tools):
             completion = completion_of(source, load)

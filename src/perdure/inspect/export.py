@@ -419,6 +419,11 @@ def _journal(row: RunRow, stored: list[Stored]) -> tuple[RunLine, list[tuple[Eve
     lines: list[tuple[EventLine, AnyBody]] = []
     state = RunState()
     head = identity.genesis(row.run_id)
+    if len(stored) > 1 and stored[1].seq != 2 and b'"checkpoint_taken"' in stored[1].data[:40]:
+        raise InvalidInput(
+            f"run {row.run_id} cannot be exported: its events 2 to {stored[1].seq - 1} were removed by prune --before-checkpoint, so that no "
+            "reader of the file could verify it"
+        )
     for one in stored[: row.seq]:
         line = _line(head, len(lines) + 1, one)
         if line is None:

@@ -36,6 +36,7 @@ from perdure.core.events import (
     AnyBody,
     ApprovalDecided,
     ApprovalRequested,
+    CheckpointTaken,
     ChildStarted,
     Event,
     RetryScheduled,
@@ -45,6 +46,8 @@ from perdure.core.events import (
     ToolCallInDoubt,
     ToolCallInitiated,
     ToolCallProposed,
+    event_at,
+    place_of,
 )
 from perdure.core.history import is_stated
 from perdure.core.machine import AskApproval, Asked, CallTool, Machine, Standstill, StartChild
@@ -170,22 +173,22 @@ class Moment(NamedTuple):
 
 
 def journal_at(run_id: str, events: Sequence[Event], at: int | None) -> Journal:
-    """The journal up to event `at`, or the whole journal.
-
-    NotFound if there is no such event or the agent had not begun.
-    """
-    at = len(events) if at is None else at
-    if not 1 <= at <= len(events):
-        raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {at}")
-    began = next((event.seq for event in events if isinstance(event.body, RunClaimed)), None)
+    """The journal as of event `at`, or all of it. NotFound if there is no such event, or if the agent had not begun."""
+    last = events[-1].seq
+    at = last if at is None else at
+    if not 1 <= at <= last:
+        raise NotFound(f"run {run_id} has the events 1 to {last}; there is no event {at}")
+    if len(events) > 1 and 1 < at < events[1].seq:
+        raise NotFound(f"run {run_id}: event {at} was removed; look at its checkpoint, event {events[1].seq}, or at a later event")
+    began = next((event.seq for event in events if isinstance(event.body, RunClaimed | CheckpointTaken)), None)
     if began is None:
         raise NotFound(f"run {run_id} has not begun: no worker has claimed it, so its agent stands nowhere yet")
     if at < began:
         raise NotFound(f"run {run_id}: its agent began at event {began}; at event {at} there is nothing to look at")
-    # If a person reopened the run after event `at`, leave out the `run_reopened` and all later events. Reason: the
-    # reopening has superseded events that the agent knew at `at`, and may have changed the version of the run.
-    reopened = next((event.seq for event in events[at:] if isinstance(event.body, RunReopened)), None)
-    known = events if reopened is None else events[: reopened - 1]
+    # If a person reopened the run after event `at`, leave out the `run_reopened` and all later events: the reopening
+    # has superseded events that the agent knew at `at`, and may have changed the version of the run.
+    reopened = next((event.seq for event in events if event.seq > at and isinstance(event.body, RunReopened)), None)
+    known = events if reopened is None else events[: place_of(events, reopened - 1)]
     return Journal(known, fold(known), at)
 
 
@@ -243,9 +246,10 @@ def failing_frame(inspection: Inspection) -> InspectedFrame | None:
 
 def _with_hint(diverged: Diverged, run_id: str, events: Sequence[Event]) -> Diverged:
     """The same error with a hint: the last event at which the agent can be inspected."""
-    event = events[diverged.seq - 1]
+    event = event_at(events, diverged.seq)
+    assert event is not None, diverged.seq
     before = (event.cause if is_stated(event) and event.cause is not None else event.seq) - 1
-    began = next(event.seq for event in events if isinstance(event.body, RunClaimed))
+    began = next(event.seq for event in events if isinstance(event.body, RunClaimed | CheckpointTaken))
     hint = f"up to event {before} it does the same: {shell.command('inspect', run_id)} --at {before}" if before >= began else ""
     words = f"run {run_id}: this code is not the code that the journal was made with: {diverged}"
     return Diverged(words, seq=diverged.seq, call=diverged.call, recorded=diverged.recorded, asked=diverged.asked, hint=hint)
@@ -265,9 +269,8 @@ class _Look:
         self._facts = {number: self._facts_in(frames) for number, frames in self._frames.items()}
         scopes = [*(frame.f_locals for frames in self._frames.values() for frame in frames), *self._facts.values()]
         self._open = set(self._standstill.calls.values())
-        # Number of an open call → the events about it.
-        self._about: dict[int, list[AnyBody]] = {number: [] for number in self._open}
-        for event in moment.events[: moment.at]:
+        self._about: dict[int, list[AnyBody]] = {number: [] for number in self._open}  # what the journal says about them
+        for event in moment.events[: place_of(moment.events, moment.at)]:
             if event.call in self._about:
                 self._about[event.call].append(event.body)
         arguments = [_arguments(moment.frontier.calls[number]) for number in self._open]
@@ -284,7 +287,8 @@ class _Look:
     def inspection(self) -> Inspection:
         moment = self._moment
         created = moment.machine.facts
-        woken = moment.events[moment.machine.cause - 1]
+        woken = event_at(moment.events, moment.machine.cause)
+        assert woken is not None, moment.machine.cause
         tasks = tuple(self._task(task) for task in self._tasks())
         return Inspection(
             run_id=created.run_id,

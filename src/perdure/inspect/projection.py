@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from perdure.core.events import (
     AttentionNeeded,
     CancelRequested,
+    CheckpointTaken,
     Event,
     Reason,
     RunCancelled,
@@ -254,7 +255,7 @@ def _rest(events: Sequence[Event], row: RunRow) -> _Resting:
     for event in events[max(created.inherited, 1) :]:  # the copies in a fork say how another run stood
         body = event.body
         match body:
-            case RunClaimed():
+            case RunClaimed() | CheckpointTaken():  # only a worker that holds the run records a checkpoint
                 held, attention = True, None
             case RunReleased():
                 held = False

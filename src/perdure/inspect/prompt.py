@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import MsgspecError, to_builtins
 
 from perdure.core.codec import Payload
-from perdure.core.events import ChildFinished, Event, SignalReceived, ToolCallCompleted, ToolCallResolved
+from perdure.core.events import ChildFinished, Event, SignalReceived, ToolCallCompleted, ToolCallResolved, event_at
 from perdure.core.prompt_deltas import Sources, is_request, unpack
 from perdure.core.state import CallState
 from perdure.errors import InvalidInput, NotFound, StoreCorrupt
@@ -60,9 +60,10 @@ def sources(calls: Mapping[int, CallState], events: Sequence[Event], load: Calla
 
 
 def _text(events: Sequence[Event], seq: int, load: Callable[[Payload], bytes]) -> str:
-    if type(seq) is not int or not 1 <= seq <= len(events):
+    found = event_at(events, seq) if type(seq) is int else None
+    if found is None:
         raise ValueError(f"there is no event {seq!r:.20}")
-    match events[seq - 1].body:
+    match found.body:
         case ToolCallCompleted(result=Payload() as payload) | ToolCallResolved(result=Payload() as payload):
             return shown_result(load(payload))
         case SignalReceived(payload=payload) | ChildFinished(output=Payload() as payload):

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import quote, quote_plus
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from perdure.core import codec
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, Event, SignalReceived, payloads
+from perdure.core.events import AnyBody, CheckpointTaken, Event, SignalReceived, UnreadSignal, event_at, payloads
 from perdure.core.prompt_deltas import is_request, rejoined
-from perdure.core.state import RunState
+from perdure.core.state import RunState, image_in, image_of
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.prompt import sources
 
@@ -128,7 +128,8 @@ class Redactor:
 
     # -- the first pass: which values are secret? -----------------------------------------------------------------------
     def collect(self, body: AnyBody) -> None:
-        for payload in payloads(body):
+        image = body.image if isinstance(body, CheckpointTaken) else None  # it repeats what other events have
+        for payload in (one for one in payloads(body) if one is not image):
             value = codec.decode(self._load(payload))
             for part in _values_of_request(value) if is_request(payload) else (value,):
                 self._find(part, ())
@@ -172,6 +173,8 @@ class Redactor:
         if self._literals is None:
             self._literals = self._compiled()
         fields: dict[str, Any] = {}
+        if isinstance(event.body, CheckpointTaken):
+            return self._checkpoint(event.body, event, state, events)
         for name in event.body.__struct_fields__:
             value = getattr(event.body, name)
             if isinstance(value, Payload):
@@ -183,6 +186,17 @@ class Redactor:
             elif name not in fields:
                 fields[name] = self._field(type(event.body), name, value)
         return type(event.body)(**fields)
+
+    def _checkpoint(self, body: CheckpointTaken, event: Event, state: RunState, events: Sequence[Event]) -> CheckpointTaken:
+        """What the image holds is made again from the redacted events."""
+        image = image_in(body)
+        held = [[one for seq in some if (one := event_at(events, seq.seq)) is not None] for some in (image.requests, image.outcomes)]
+        return CheckpointTaken(
+            self._payload(body.state, event, state, events),
+            Payload(json=Raw(image_of(state, held[0], held[1]))),
+            tuple(UnreadSignal(one.topic, self._payload(one.payload, event, state, events)) for one in body.signals),
+            body.timers,
+        )
 
     def _compiled(self) -> re.Pattern[str]:
         long = {secret for secret in self._secrets if len(secret) >= MIN_CHARS}

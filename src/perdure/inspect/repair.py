@@ -25,13 +25,12 @@ def plan_repair(store: Reading, row: RunRow) -> Repair | None:
     None: there is nothing to repair, or the journal is damaged, or its end was cut off (by the journal-wide chain).
     """
     stored = store.stored(row.run_id)
-    verdict, checked = verify_journal(row, stored, store.blob)
+    verdict, checked = verify_journal(row, stored, store.blob, store.checkpoint(row.run_id))
     if verdict.problem is not None:
         return None  # a row that was made to fit a damaged journal would hide the damage
-    # The journal-wide chain has a later event, or another event: the end of the journal was cut off or rewritten.
-    # After a repair, the run would go on from there and repeat its last effects. If only the row names too early an
-    # event, the journal itself is complete.
-    if any(missing.last_seq > len(stored) or row.seq >= missing.last_seq for missing in store.missing_heads(row.run_id)):
+    # The journal-wide chain has a later event, or another one: the end was cut off or rewritten. After a repair, the run
+    # would go on from there and repeat its last effects. If only the row names too early an event, the journal is whole.
+    if any(missing.last_seq > checked.state.seq or row.seq >= missing.last_seq for missing in store.missing_heads(row.run_id)):
         return None
     state = checked.state
     unread = [letter for letter in store.unread(row.run_id) if letter.body is not None]

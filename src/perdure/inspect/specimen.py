@@ -146,6 +146,7 @@ def _whole(run: ExportedJournal, export: Export, made: Specimen) -> Whole:
         notices=[],
         blobs=sorted({payload.blob for event in run.events for payload in payloads(event.body) if isinstance(payload.blob, str)}),
         artifacts=[],
+        checkpoints=[(run.state.checkpoint, 0, None, None, None)] if run.state.checkpoint else [],
     )
 
 

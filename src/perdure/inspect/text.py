@@ -28,6 +28,7 @@ from perdure.core.events import (
     CallAnswered,
     CallRequestedAgain,
     CancelRequested,
+    CheckpointTaken,
     ChildFinished,
     ChildStarted,
     DecisionMade,
@@ -612,6 +613,8 @@ def _about_run(event: Event, load: Load | None) -> str:
             )
         case OutcomeReused():
             return f"the outcome in event {body.of} is used again"
+        case CheckpointTaken():
+            return f"the agent took a checkpoint with {shown(body.state)}, and began again from there"
         case (
             ToolCallProposed()
             | ToolCallInitiated()

@@ -49,6 +49,8 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallProposed,
     ToolCallResolved,
+    event_at,
+    place_of,
 )
 from perdure.core.prompt_deltas import Sources, added, is_request
 from perdure.core.state import fold
@@ -188,17 +190,22 @@ def to_explain(events: Sequence[Event]) -> int:
     """The event that a person asks about first: why the run needs attention, or else the last event of the run."""
     if fold(events).attention is not None:
         return _last(events, AttentionNeeded)
-    return len(events)
+    return events[-1].seq
 
 
 def _chain(events: Sequence[Event], seq: int) -> list[Event]:
-    chain = [events[seq - 1]]
+    first = event_at(events, seq)
+    assert first is not None, seq
+    chain = [first]
     while (cause := cause_of(chain[-1], events)) is not None:
         if cause >= chain[-1].seq:
             raise StoreCorrupt(
                 f"event {chain[-1].seq} names event {cause} as its cause, which came later", hint="`perdure verify` tells more"
             )
-        chain.append(events[cause - 1])
+        before = event_at(events, cause)
+        if before is None:
+            break  # it was removed: the chain begins at the checkpoint
+        chain.append(before)
     return chain[::-1]
 
 
@@ -211,7 +218,7 @@ def cause_of(event: Event, events: Sequence[Event]) -> int | None:
         return event.cause
     if event.seq == 1:
         return None
-    earlier = events[: event.seq - 1]
+    earlier = events[: place_of(events, event.seq - 1)]
     match event.body:
         case ToolCallResolved():
             return _last(earlier, ToolCallInDoubt, event.call)
@@ -244,7 +251,7 @@ class _Teller:
         told = {event.seq for event in chain}
         self._stated = _stated(chain, events)
         told |= {event.seq for some in self._stated.values() for event in some}
-        for event in events[: max(told)]:
+        for event in events[: place_of(events, max(told))]:
             # Go through the events in order: a sentence needs the names and the begin times of the calls so far.
             if event.seq in told:
                 self._said[event.seq] = self._timeline.say(event)
@@ -318,7 +325,7 @@ def taken_over(event: Event, events: Sequence[Event]) -> str | None:
 
 def previous_claim(seq: int, events: Sequence[Event]) -> RunClaimed | None:
     """The last claim of the run before event `seq`; None if there is none."""
-    return next((event.body for event in reversed(events[: seq - 1]) if isinstance(event.body, RunClaimed)), None)
+    return next((event.body for event in reversed(events[: place_of(events, seq - 1)]) if isinstance(event.body, RunClaimed)), None)
 
 
 def _because(event: Event, before: Event | None) -> str | None:
@@ -368,6 +375,6 @@ def _because(event: Event, before: Event | None) -> str | None:
 
 def _takeovers(before: Event, event: Event, events: Sequence[Event]) -> list[str]:
     """The takeovers between two linked events. A takeover explains why there was a second attempt."""
-    between = events[before.seq : event.seq - 1]
+    between = events[place_of(events, before.seq) : place_of(events, event.seq - 1)]
     told = [(other.seq, taken_over(other, events)) for other in between]
     return [f"event {seq}: {says}" for seq, says in told if says is not None]

@@ -18,14 +18,14 @@ import msgspec
 from msgspec import Struct, structs
 
 from perdure.core import identity
-from perdure.core.events import Event, RunClaimed, RunCreated, decode_body, payloads
-from perdure.core.state import RunState
+from perdure.core.events import CheckpointTaken, Event, RunClaimed, RunCreated, RunReopened, decode_body, payloads
+from perdure.core.state import RunState, image_problem
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.artifacts import artifact_problem
 from perdure.inspect.consistency import Relatives, other_rows_problem
 from perdure.inspect.projection import birth_problem, row_problem, specimen_problem
-from perdure.store.api import RunRow, Stored
+from perdure.store.api import Checkpoint, RunRow, Stored
 
 LOOKS = 5  # if the run changes while it is verified, it is verified again, at most this many times
 
@@ -90,7 +90,8 @@ def _verdict(store: Reading, row: RunRow, relatives: Relatives) -> Verdict:
         if later is not None and later.seq >= beyond[-1].seq:
             # A worker has appended events since `row` was read. Leave out these events: `row` does not count them.
             stored = stored[: len(stored) - len(beyond)]
-    verdict, checker = verify_journal(row, stored, store.blob)
+    checkpoint = store.checkpoint(row.run_id)
+    verdict, checker = verify_journal(row, stored, store.blob, checkpoint)
     if verdict.problem is not None:
         return verdict
     of_row = row_problem if row.specimen is None else specimen_problem
@@ -98,6 +99,9 @@ def _verdict(store: Reading, row: RunRow, relatives: Relatives) -> Verdict:
     around = None if problem is not None else other_rows_problem(store, row, checker.state, checker.events, relatives)
     if around is not None:
         problem = around.problem
+    if problem is None and (checkpoint.seq if checkpoint else 0) != checker.checkpoint:
+        where = f"event {checker.checkpoint}" if checker.checkpoint else "its first event"
+        problem = f"a resume reads it from event {checkpoint.seq if checkpoint else 1} on, and by its journal that is {where}"
     if problem is None:
         problem = artifact_problem(store, row.run_id, checker.events)
     imported = None if problem is not None else row.imported
@@ -113,9 +117,13 @@ def creation_of(store: Reading, row: RunRow) -> RunCreated:
 
     Read `row` before this call: then the journal has at least `row.seq` events.
     """
-    stored = store.stored(row.run_id)[: row.seq]
-    head = identity.genesis(row.run_id)
-    for expected, one in enumerate(stored, 1):
+    stored = [one for one in store.stored(row.run_id) if not isinstance(one.seq, int) or one.seq <= row.seq]
+    checkpoint = store.checkpoint(row.run_id)
+    head, expected = identity.genesis(row.run_id), 0
+    for place, one in enumerate(stored):
+        expected += 1
+        if place == 1 and checkpoint is not None and checkpoint.head is not None:
+            head, expected = checkpoint.head, checkpoint.removed + 1
         if one.seq != expected or _link(head, one, expected) != one.hash:
             raise StoreCorrupt(f"event {expected} does not have the hash that the journal's chain gives it")
         head = one.hash
@@ -132,9 +140,14 @@ def creation_of(store: Reading, row: RunRow) -> RunCreated:
     return created
 
 
-def verify_journal(row: Heading, stored: Sequence[Stored], blob: Callable[[str], bytes]) -> tuple[Verdict, Verified]:
-    """The verdict on the events alone, and the `Verified` that has folded them, up to the first bad event."""
-    checked = Verified(row, stored, blob)
+def verify_journal(
+    row: Heading, stored: Sequence[Stored], blob: Callable[[str], bytes], checkpoint: Checkpoint | None = None
+) -> tuple[Verdict, Verified]:
+    """The verdict on the events alone, and the `Verified` that has folded them, up to the first bad event.
+
+    `checkpoint`: which events were removed, and the hash from which the chain goes on.
+    """
+    checked = Verified(row, stored, blob, checkpoint)
     try:
         checked.check()
     except _Bad as bad:
@@ -145,7 +158,7 @@ def verify_journal(row: Heading, stored: Sequence[Stored], blob: Callable[[str],
 class Verified:
     """Checks and folds the stored events once, from the first to the last."""
 
-    def __init__(self, row: Heading, stored: Sequence[Stored], blob: Callable[[str], bytes]) -> None:
+    def __init__(self, row: Heading, stored: Sequence[Stored], blob: Callable[[str], bytes], checkpoint: Checkpoint | None = None) -> None:
         self.state = RunState()
         self.events: list[Event] = []
         self.head = identity.genesis(row.run_id)
@@ -154,6 +167,8 @@ class Verified:
         self._row = row
         self._stored = stored
         self._blobs: set[str] = set()
+        self._removed, self._removed_head = (checkpoint.removed, checkpoint.head) if checkpoint is not None else (0, None)
+        self.checkpoint = 0  # where a resume begins to read
 
     def check(self) -> None:
         for index, stored in enumerate(self._stored):
@@ -162,6 +177,7 @@ class Verified:
             event = self._decoded(stored)
             self._check_sense(event)
             self._check_blobs(event)
+            self._check_checkpoint(event)
             try:
                 self.state.apply(event)
             except StoreCorrupt as error:
@@ -172,6 +188,11 @@ class Verified:
     # -- one event ----------------------------------------------------------------------------------------------------
     def _check_place(self, index: int, stored: Stored) -> None:
         expected = index + 1
+        if self._removed and index:
+            expected = self._removed + index
+            if index == 1:
+                assert self._removed_head is not None
+                self.head = self._removed_head
         if stored.seq == expected and type(stored.seq) is int:
             return
         if isinstance(stored.seq, int) and stored.seq > expected:
@@ -214,6 +235,8 @@ class Verified:
 
     def _check_sense(self, event: Event) -> None:
         seq, body = event.seq, event.body
+        if self._removed and seq == self._removed + 1 and not isinstance(body, CheckpointTaken):
+            raise _Bad(seq, f"the events 2 to {self._removed} were removed, and it is no checkpoint")
         if event.cause is not None and not 1 <= event.cause < seq:
             raise _Bad(seq, f"it names event {event.cause} as its cause, which does not lie before it")
         if isinstance(body, RunCreated) != (seq == 1):
@@ -221,9 +244,22 @@ class Verified:
         if isinstance(body, RunCreated) and body.run_id != self._row.run_id:
             raise _Bad(seq, f"it creates run {body.run_id!r}, not this one")
         claimed = isinstance(body, RunClaimed)
+        if self._removed and seq == self._removed + 1:
+            return
         if event.epoch <= self.state.epoch if claimed else event.epoch != self.state.epoch:
             rule = f"a claim takes one above {self.state.epoch}" if claimed else f"without a claim it stays {self.state.epoch}"
             raise _Bad(seq, f"it has epoch {event.epoch}, and {rule}")
+
+    def _check_checkpoint(self, event: Event) -> None:
+        body = event.body
+        if isinstance(body, CheckpointTaken):
+            if event.seq != self._removed + 1:
+                problem = image_problem(self.state, body, self.events)
+                if problem is not None:
+                    raise _Bad(event.seq, f"it is no checkpoint of this run: {problem}")
+            self.checkpoint = event.seq
+        elif isinstance(body, RunReopened) and body.back_to < self.checkpoint:
+            self.checkpoint = 0
 
     def _check_blobs(self, event: Event) -> None:
         for payload in payloads(event.body):
@@ -240,7 +276,7 @@ class Verified:
 
     # -- the end ------------------------------------------------------------------------------------------------------
     def _check_end(self) -> None:
-        row, last = self._row, len(self._stored)
+        row, last = self._row, self._stored[-1].seq if self._stored else 0
         if last == 0 and row.seq < 1:
             raise _Bad(1, f"it ends with event {row.seq}, and no journal is empty")
         if last < row.seq and (row.head != self.head or last == 0):

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from perdure.core.codec import Payload, decode
-from perdure.core.events import DecisionMade, Event, Failure, ThoughtRecorded
+from perdure.core.events import DecisionMade, Event, Failure, ThoughtRecorded, place_of
 from perdure.core.prompt_deltas import is_request
 from perdure.core.state import AskState, CallState, ChildState, RunState, fold
 from perdure.engine.api import Reading, no_such_run
@@ -98,10 +98,14 @@ def read_run(store: Reading, run_id: str, at: int | None = None) -> RunView:
     row = require(store, run_id)
     # The row is read first, so the journal has at least `row.seq` events. Later events are left out.
     events = [event for event in store.read(run_id) if event.seq <= row.seq]
-    if at is not None and not 1 <= at <= len(events):
-        raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {at}")
-    seen = events if at is None else events[:at]
-    return RunView(row, seen, fold(seen), past=len(seen) < row.seq)
+    if at is not None and not 1 <= at <= row.seq:
+        raise NotFound(f"run {run_id} has the events 1 to {row.seq}; there is no event {at}")
+    seen = events if at is None else events[: place_of(events, at)]
+    if at is not None and seen[-1].seq != at:
+        raise NotFound(
+            f"run {run_id}: event {at} was removed; the first event after its first one is its checkpoint, event {events[1].seq}"
+        )
+    return RunView(row, seen, fold(seen), past=seen[-1].seq < row.seq)
 
 
 def progress_now(reading: RunView, rows: Sequence[ProgressRow]) -> dict[int, ProgressRow]:

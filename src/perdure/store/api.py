@@ -472,6 +472,16 @@ class Head(Struct, frozen=True, gc=False):
     pruned: bool
 
 
+class Checkpoint(Struct, frozen=True, gc=False):
+    """Where a run begins whose agent has taken checkpoints."""
+
+    seq: int  # the last checkpoint; 0: the run went back to before it
+    removed: int = 0  # the events from 2 to this one were removed; 0: none
+    head: bytes | None = None  # the hash of that event
+    by: str | None = None
+    at: int | None = None
+
+
 class Whole(Struct, frozen=True, gc=False):
     """A run with all rows that belong to the run, for a copy to another database. Database keys are not copied."""
 
@@ -489,6 +499,7 @@ class Whole(Struct, frozen=True, gc=False):
     artifacts: list[str] = []  # ids of the artifacts that the run's family uses; only a root has them
     # Only in a move: those artifacts whose bytes stay outside of the database. Their rows are inserted with the run.
     outside: list[ArtifactRow] = []
+    checkpoints: list[tuple[Any, ...]] = []  # no row, or one row
 
     @property
     def run_id(self) -> str:
@@ -565,6 +576,16 @@ class Pruned(Struct, frozen=True, gc=False):
             self.blobs + other.blobs,
             self.artifacts + other.artifacts,
         )
+
+
+class Checkpointed(Struct, frozen=True, gc=False):
+    """A run whose events before its last checkpoint can be removed."""
+
+    place: int
+    run_id: str
+    status: Status
+    updated_at: int
+    events: int  # how many
 
 
 class Tombstone(Struct, frozen=True, gc=False):
@@ -664,6 +685,9 @@ class Reading(Protocol):
 
     def read(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         """The events with seq > after, in order, at most `limit`. StoreCorrupt if an event cannot be decoded."""
+
+    def checkpoint(self, run_id: str) -> Checkpoint | None:
+        """Where the run begins, if its agent has taken a checkpoint."""
 
     def read_many(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
         """Like `read`, for several runs in one statement. `after`: run id → the seq of its last known event."""
@@ -824,6 +848,9 @@ class JournalStore(Protocol):
 
         Returns one answer for each append, in order. On return, the committed appends are durable.
         """
+
+    def read_life(self, run_id: str) -> list[Event]:
+        """What a worker replays: the run's first event, and the events from its last checkpoint on, or all events."""
 
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
         """In one transaction: check the guard, insert `head`, call `work` with the connection, insert its Append.
@@ -1185,6 +1212,12 @@ class ArchiveStore(Protocol):
 
         The root of each family has one of these statuses. Specimens are left out: `delete_specimens` deletes them.
         """
+
+    def checkpointed(self, *, after: int = 0, limit: int = 100) -> list[Checkpointed]:
+        """The runs without a holder that have events before their last checkpoint, in order, after the place `after`."""
+
+    def remove_before_checkpoint(self, run_id: str, *, by: str, now: int) -> Pruned:
+        """Remove the events between the run's first event and its last checkpoint."""
 
     def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:
         """Delete these families in one transaction, with the blobs that no other run uses. Each run gets a tombstone.

@@ -71,6 +71,7 @@ class Wholes(Part):
                 notices=beside["whole_notices"][row[0]],
                 blobs=[digest.hex() for (digest,) in beside["whole_blob_uses"][row[0]]],
                 artifacts=[artifact for (artifact,) in beside["whole_artifact_uses"][row[0]]],
+                checkpoints=beside["whole_checkpoints"][row[0]],
             )
             for row in rows
         ]
@@ -134,6 +135,8 @@ class Wholes(Part):
             keys = [cursor.one("run_to_keep", (name,)) for name in dict.fromkeys((root, new.parent))]
             if None in keys:
                 raise NotFound(f"run {new.parent} was pruned meanwhile; nothing was written")
+            if new.is_live:
+                cursor.one("run_to_change", (new.parent,))  # an undo that is created now waits, or is found here
             if new.is_live and cursor.one("run_key", (undo_id(new.parent),)) is not None:
                 raise undone(new.parent, "no live fork can be made of it")
             shared = {"runs": as_json([key[0] for key in keys if key is not None])}
@@ -186,7 +189,7 @@ class Wholes(Part):
 
 _BESIDE = (
     *("whole_events", "whole_approvals", "whole_signals", "whole_budgets"),
-    *("whole_reserved", "whole_inbox", "whole_notices", "whole_blob_uses", "whole_artifact_uses"),
+    *("whole_reserved", "whole_inbox", "whole_notices", "whole_blob_uses", "whole_artifact_uses", "whole_checkpoints"),
 )
 
 
@@ -219,6 +222,7 @@ def _insert(cursor: Cursor, whole: Whole, lines: dict[Row, int], taken: Conflict
     for reserved in whole.reserved:
         cursor.change("reserve", (key, *reserved))
     cursor.each("take_in_inbox", [(key, *row[:-1], row[-1].decode()) for row in whole.inbox])
+    cursor.each("take_in_checkpoint", [(key, *row) for row in whole.checkpoints])
     cursor.each("take_in_notice", [(key, *row) for row in whole.notices])
     cursor.each("use_blob", [(key, bytes.fromhex(digest)) for digest in whole.blobs])
     keep(cursor, key, whole.artifacts, whole.outside)

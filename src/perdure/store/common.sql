@@ -345,3 +345,31 @@ DELETE FROM perdure_artifacts WHERE id = ? AND state <> 'saved'
 SELECT count(*), coalesce(sum(size), 0), coalesce(sum(CASE WHEN place IS NULL THEN size END), 0),
     coalesce(sum(CASE WHEN state = 'deleting' THEN 1 ELSE 0 END), 0)
 FROM perdure_artifacts
+
+-- == Checkpoints =======================================================================================================
+
+-- name: set_checkpoint
+INSERT INTO perdure_checkpoints (run, seq) VALUES (?, ?) ON CONFLICT (run) DO UPDATE SET seq = excluded.seq
+
+-- name: leave_checkpoint
+-- The run went back to an event before its last checkpoint: all of its journal is read, until it takes the next one.
+UPDATE perdure_checkpoints SET seq = 0 WHERE run = :run AND seq > :back_to
+
+-- name: checkpoint_of_run
+SELECT c.seq, c.removed, c.head, c.by, c.at FROM perdure_checkpoints AS c JOIN perdure_runs AS r ON r.id = c.run WHERE r.run_id = ?
+
+-- name: checkpoint_to_change
+SELECT c.seq, c.removed FROM perdure_checkpoints AS c WHERE c.run = ?
+
+-- name: set_removed
+UPDATE perdure_checkpoints SET removed = :removed, head = :head, by = :by, at = :now WHERE run = :run
+
+-- name: take_in_checkpoint
+INSERT INTO perdure_checkpoints (run, seq, removed, head, by, at) VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: checkpointed_runs
+-- The runs of which events can be removed: no worker holds them, and they have a checkpoint with events before it.
+SELECT r.id, r.run_id, r.status, r.updated_at, c.seq - 1 - CASE WHEN c.removed > 1 THEN c.removed ELSE 1 END
+FROM perdure_checkpoints AS c JOIN perdure_runs AS r ON r.id = c.run
+WHERE r.id > :after AND r.holder IS NULL AND r.specimen IS NULL AND c.seq > 2 AND c.seq > c.removed + 1
+ORDER BY r.id LIMIT :limit

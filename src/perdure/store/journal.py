@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from perdure import shell
-from perdure.core.events import ChildStarted, Event, ToolCallInitiated
+from perdure.core.events import CheckpointTaken, ChildStarted, Event, ToolCallInitiated
 from perdure.core.identity import genesis
 from perdure.errors import NotFound, StoreCorrupt
 from perdure.store import blobs, limits
-from perdure.store.api import FINISHED, Append, Appended, Committed, Refused, RowChange, Stored
+from perdure.store.api import FINISHED, Append, Appended, Checkpoint, Committed, Refused, RowChange, Stored
 from perdure.store.cursor import ConnectionGone, Cursor, Row
 from perdure.store.delivery import Delivery
 from perdure.store.part import Means, Part
@@ -84,6 +84,13 @@ class Journal(Part):
         wanted = {"run_id": run_id, "after": after, "until": LAST_SEQ if limit is None else after + limit}
         return _in_order(run_id, after, self._database.read("read_events", wanted))
 
+    def read_life(self, run_id: str) -> list[Event]:
+        return _in_order(run_id, 0, self._database.read("read_life", {"run_id": run_id}))
+
+    def checkpoint(self, run_id: str) -> Checkpoint | None:
+        rows = self._database.read("checkpoint_of_run", (run_id,))
+        return Checkpoint(*rows[0]) if rows else None
+
     def read_many(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
         wanted = {"after": msgspec.json.encode(after).decode(), "limit": limit}
         rows: dict[str, list[Row]] = {run_id: [] for run_id in after}
@@ -99,6 +106,8 @@ class Journal(Part):
         if seq == 0:
             return genesis(run_id)
         rows = self._database.read("hash_at", (run_id, seq))
+        if not rows and (checkpoint := self.checkpoint(run_id)) is not None and checkpoint.removed == seq and checkpoint.head is not None:
+            return checkpoint.head
         if not rows:
             raise NotFound(f"run {run_id} has no event {seq}")
         found: bytes = rows[0][0]
@@ -190,10 +199,18 @@ class Journal(Part):
 
 
 def _in_order(run_id: str, after: int, rows: Sequence[Row]) -> list[Event]:
-    """The events in these rows. StoreCorrupt if one of them is missing or cannot be decoded."""
+    """The events in these rows. StoreCorrupt if one of them is missing or cannot be decoded.
+
+    Only the events before a checkpoint may be missing: they were not asked for, or were removed.
+    """
     events = [event_from(run_id, row) for row in rows]
-    for seq, event in enumerate(events, after + 1):
+    seq = after
+    for place, event in enumerate(events):
+        seq += 1
         if event.seq != seq:
+            if event.seq > seq and place <= 1 and type(event.body) is CheckpointTaken:
+                seq = event.seq
+                continue
             raise StoreCorrupt(
                 f"event {seq} of run {run_id} is missing", hint=f"see what else is damaged: {shell.command('verify', run_id)}"
             )

@@ -184,6 +184,7 @@ class Mailbox(Part):
         cursor.each("insert_event", events)
         body = one.events[0][0]
         assert isinstance(body, RunReopened), body
+        cursor.change("leave_checkpoint", {"run": key, "back_to": body.back_to})
         for call in body.withdrawn:
             cursor.change("withdraw_approval_of_call", {"run": key, "call": call, "ts": now})
         for one_call in body.unsettled:

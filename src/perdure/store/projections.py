@@ -1,7 +1,7 @@
 """The consequences of events, written in the commit of the events.
 
 The consequences: an approval is created or consumed, a child is created, a parent gets the end of its child, a notice
-is written, and the budget of a run that has ended is settled. Most events have no consequence; the type of an event
+is written, the budget of a run that has ended is settled, and claims read from a checkpoint on. Most events have no consequence; the type of an event
 says whether it has one.
 """
 
@@ -11,6 +11,7 @@ from perdure.core.budget import NOTHING, amounts_of
 from perdure.core.events import (
     ApprovalRequested,
     BudgetDeclared,
+    CheckpointTaken,
     ChildStarted,
     Event,
     RunCancelled,
@@ -24,7 +25,7 @@ from perdure.store.api import Append, Charge, Refused
 from perdure.store.cursor import Cursor
 from perdure.store.delivery import Delivery
 
-CONSEQUENTIAL = frozenset((*notices.TOLD, BudgetDeclared, ChildStarted, RunSucceeded, RunFailed, RunCancelled))
+CONSEQUENTIAL = frozenset((*notices.TOLD, BudgetDeclared, CheckpointTaken, ChildStarted, RunSucceeded, RunFailed, RunCancelled))
 
 
 def consequential(append: Append) -> list[Event]:
@@ -62,6 +63,8 @@ class Consequences:
                     limits.open_ledger(cursor, key, None, body.limits)  # only a run without a parent is started by name
                 case ChildStarted():
                     refused = family.start_child(cursor, run, event, body)
+                case CheckpointTaken():
+                    cursor.change("set_checkpoint", (key, event.seq))
                 case RunSucceeded() | RunFailed() | RunCancelled():
                     self.end(cursor, key, run, event, body)
             if refused is not None:

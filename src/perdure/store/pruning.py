@@ -13,13 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from perdure.core.events import payloads
 from perdure.errors import Conflict, NotFound
-from perdure.store.api import FINISHED, ArchiveStore, Prunable, Pruned, Tombstone
+from perdure.store.api import FINISHED, ArchiveStore, Checkpointed, Prunable, Pruned, Tombstone
 from perdure.store.archive import as_json
 from perdure.store.artifacts import doom_unused
 from perdure.store.cursor import Cursor, Row
 from perdure.store.part import Part
-from perdure.store.rows import run_row
+from perdure.store.rows import body_from, key_of, run_row
 
 NOTHING = Pruned(0, 0, 0, 0)
 BATCH_FAMILIES, BATCH_EVENTS = 100, 5_000  # at most this many per transaction, unless a single family has more events
@@ -36,6 +37,14 @@ def found(store: ArchiveStore, before: int, statuses: Sequence[str], limit: int 
         left = None if left is None else left - len(page)
         if left == 0:
             return
+
+
+def checkpointed(store: ArchiveStore) -> Iterator[Checkpointed]:
+    """The runs of which events before a checkpoint can be removed."""
+    after = 0
+    while page := store.checkpointed(after=after):
+        yield from page
+        after = page[-1].place
 
 
 def prune(
@@ -95,6 +104,46 @@ class Pruning(Part):
             return buried[1] is not None and cursor.one("tombstone", (buried[1],)) is not None
 
         return self._database.write(bury, arrived)[0]
+
+    def checkpointed(self, *, after: int = 0, limit: int = 100) -> list[Checkpointed]:
+        values = {"after": after, "limit": limit}
+        return [Checkpointed(*row) for row in self._database.read("checkpointed_runs", values)]
+
+    def remove_before_checkpoint(self, run_id: str, *, by: str, now: int) -> Pruned:
+        """Remove the events of this run from its second one to the one before its last checkpoint, in one transaction.
+
+        The hash of the last of these events stays, so that `verify` proves the rest. A run that a worker holds is left
+        as it is: the worker may be reading these events.
+        """
+
+        def take_out(cursor: Cursor) -> Pruned:
+            found = cursor.one("run_to_change", (run_id,))
+            if found is None:
+                raise NotFound(f"there is no run {run_id}", hint="`perdure list` shows the runs")
+            row, key = run_row(found), key_of(found)
+            row.check_live()
+            place = cursor.one("checkpoint_to_change", (key,))
+            if place is None or row.holder is not None or place[0] < 3 or place[0] <= place[1] + 1:
+                return NOTHING
+            removed = place[0] - 1
+            head = cursor.all("hash_of_event", (key, removed))[0][0]
+            cursor.change("set_removed", {"run": key, "removed": removed, "head": head, "by": by, "now": now})
+            used = {row[1].hex() for row in cursor.all("whole_blob_uses", {"runs": as_json([key])})}
+            if used:
+                left = [
+                    body_from(data, f"an event of run {run_id}") for (data,) in cursor.all("events_left", {"run": key, "removed": removed})
+                ]
+                kept = {payload.blob for body in left for payload in payloads(body)}
+                # Post that no worker has read may name a blob, too.
+                kept |= {blob for row in cursor.all("unread_of_run", (key,)) for blob in used if blob.encode() in row[3]}
+                digests = {"digests": as_json(sorted(used - kept))}
+                cursor.change("unuse_blobs", {"run": key, **digests})
+                blobs = cursor.change("prune_blobs", digests) if cursor.all("blobs_to_prune", digests) else 0
+            else:
+                blobs = 0
+            return Pruned(0, 1, cursor.change("remove_events", {"run": key, "removed": removed}), blobs)
+
+        return self._database.write(take_out, lambda cursor, _: False)
 
     def delete_copies(self, families: Sequence[Sequence[tuple[str, int, bytes]]], *, by: str, now: int) -> list[str]:
         """Delete copies that are exactly as they were copied.
@@ -193,7 +242,7 @@ def _delete(cursor: Cursor, families: Sequence[Sequence[Row]], tombstone: dict[s
     digests = {"digests": as_json(sorted({row[1].hex() for row in cursor.all("whole_blob_uses", runs)}))}
     for name in (
         *("prune_notices", "prune_inbox", "prune_signals", "prune_reserved"),
-        *("prune_progress", "prune_approvals", "prune_budgets", "prune_blob_uses"),
+        *("prune_progress", "prune_approvals", "prune_budgets", "prune_blob_uses", "prune_checkpoints"),
     ):
         cursor.change(name, runs)
     artifacts = doom_unused(cursor, runs, at_once=at_once)

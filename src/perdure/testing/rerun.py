@@ -40,6 +40,7 @@ from perdure.core.machine import (
     SignalArrived,
     StartChild,
     Succeeded,
+    TakeCheckpoint,
     TimerDue,
 )
 from perdure.core.prompt_deltas import in_short
@@ -208,6 +209,9 @@ class Rerunning:
                     return
                 self._asked.append(str(_wish(command)))
                 self._open[command.number] = answers
+            elif isinstance(command, TakeCheckpoint):
+                self._asked.append(f"a checkpoint with {command.state.decode('utf-8', 'replace')[:160]}")
+                self._over = True
             elif isinstance(command, Finish):
                 self._asked.append(_end(command.outcome))
                 self._over = True

@@ -329,7 +329,23 @@ async def thrifty(run: Run, what: str, times: int = 1) -> str:
     return what
 
 
+@agent(version="1")
+async def long(run: Run, parcel: str) -> list[str]:
+    """Three lives: a signal is not received, a timer and an approval are open, and a call is under way at a checkpoint."""
+    done: list[str] = run.restored or []
+    asked = asyncio.create_task(run.request_approval("go on", {"parcel": parcel}), name="asked")
+    bell = asyncio.create_task(asyncio.sleep(600.0), name="bell")
+    if len(done) < 2:
+        await run.receive("go")
+        paid = await pay(len(done) + 1)
+        await run.checkpoint([*done, f"{paid['cents']} {run.uuid()}"])
+    decision = await asked
+    await bell
+    return [*done, decision.outcome, *run.receive_all("extra")]
+
+
 AGENTS = [
+    long,
     everyday,
     failing,
     doubted,

@@ -17,6 +17,8 @@ from itertools import count
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from perdure.agent import Agent, AgentFunction, BuiltAgent
 from perdure.agents.react import frames
 from perdure.agents.react.frames import RecordedFrames, RecordedKit
@@ -60,6 +62,16 @@ MAX_REASKS = 3
 MOST_TURNS = 10_000
 _REASON_CHARS = 160
 _FEW_NAMES = 160  # bytes
+# A conversation that has grown by this much takes a checkpoint. That is about 60,000 tokens: few runs come so far, and a
+# resume of those that do reads and replays no more than that.
+CHECKPOINT_BYTES = 256 * 1024
+_CHECKPOINTS = "perdure.react.checkpoints"  # a run that an older perdure has driven past the first one takes none
+_SUMMARIZE = (
+    "Summarize this conversation so far, for yourself: you will go on with the summary instead of these messages. Keep the task, what was "
+    "decided and why, what was done with which result (ids, amounts, names), what failed, and what is left to do. Answer with the summary "
+    "alone, and call no tool."
+)
+_SUMMARY = "[What has happened since then, in short:]"
 _FORM = "react 1"  # a part of every version: change it when new code makes other calls from the same answers
 
 
@@ -88,6 +100,8 @@ class ReAct(BuiltAgent[..., Any]):
         queue: str | None = None,
         circles: Circles | None = None,
         max_tokens: int | None = None,
+        checkpoint_bytes: int | None = CHECKPOINT_BYTES,
+        summarize: bool | str | Model = False,
     ) -> None:
         owner = f"ReAct {name}"
         if not isinstance(model, Model):
@@ -98,6 +112,12 @@ class ReAct(BuiltAgent[..., Any]):
         self.instructions = instructions
         self.max_turns = _whole(owner, "max_turns", max_turns, MOST_TURNS)
         self.max_tokens = None if max_tokens is None else _whole(owner, "max_tokens", max_tokens, 1 << 31)
+        self.checkpoint_bytes = None if checkpoint_bytes is None else _whole(owner, "checkpoint_bytes", checkpoint_bytes, 1 << 31)
+        if not isinstance(summarize, bool | Model) and not (isinstance(summarize, str) and summarize.strip()):
+            raise InvalidInput(f"{owner}: summarize={codec.shown(summarize)}: True, an instruction for the model, or another Model")
+        if summarize and checkpoint_bytes is None:
+            raise InvalidInput(f"{owner}: summarize= is a part of a checkpoint, and checkpoint_bytes=None says that it takes none")
+        self.summarize = summarize
         self.output = None if output is None else _output(owner, output)
         self._toolbox = Toolbox(owner, tools, None if self.output is None else self.output.spec)
         self.digest = digest = self._digest(model.pin())  # the version, unless one is declared
@@ -110,11 +130,14 @@ class ReAct(BuiltAgent[..., Any]):
 
     def _digest(self, model_pin: str) -> str:
         decides = [_FORM, model_pin, self.instructions, self._toolbox.described, self.max_turns, self.max_tokens]
+        if self.summarize or self.checkpoint_bytes != CHECKPOINT_BYTES:
+            decides.append([self.checkpoint_bytes, self.summarize.pin() if isinstance(self.summarize, Model) else self.summarize])
         return codec.digest(codec.encode(decides))[:12]
 
     def _function(self) -> AgentFunction[..., Any]:
         async def converse(run: Run, prompt: str, history: list[Any] | None = None) -> Any:
-            return await self._converse(run, begun(prompt, history))
+            talk = _Talk(run, begun(prompt, history)) if run.restored is None else _Talk.restored(run)
+            return await self._converse(run, talk)
 
         return converse
 
@@ -185,12 +208,21 @@ class ReAct(BuiltAgent[..., Any]):
     def check_open_calls(self, frontier: Frontier, state: RunState, load: Callable[[Payload], bytes]) -> None:
         frames.check_open_calls(self.name, self.version, frontier, state, load)
 
-    async def _converse(self, run: Run, messages: list[Message]) -> Any:
-        talk = _Talk(run, messages)
+    async def _converse(self, run: Run, talk: _Talk) -> Any:
         kit_now = await self._toolbox.opened(run)
         recorded = RecordedFrames(kit_now)
-        reasks = _Reasks(self.name)
-        for turn in count(1):
+        reasks = _Reasks(self.name, talk.reasked)
+        for turn in count(talk.turn):
+            # A turn that was recorded with an old frame did not end its life.
+            if (
+                self.checkpoint_bytes is not None
+                and recorded.current() is None
+                and talk.has_outgrown(self.checkpoint_bytes)
+                and run.patched(_CHECKPOINTS)
+            ):
+                if self.summarize:
+                    await self._summarize(talk, kit_now)
+                await run.checkpoint(talk.state(turn, reasks.counts))
             talk.hear()
             # The frame is that of this code, unless this turn was recorded before a person changed the frame.
             old = recorded.current()
@@ -235,6 +267,15 @@ class ReAct(BuiltAgent[..., Any]):
     def _takes_typed(self, kit: Kit | RecordedKit) -> bool:
         return self.output is not None and FINAL_ANSWER in kit.names
 
+    async def _summarize(self, talk: _Talk, kit: Kit) -> None:
+        """Replace the older messages by a summary that a model writes. Without a summary, the conversation stays as it is."""
+        old = talk.older()
+        model = self.summarize if isinstance(self.summarize, Model) else self.model
+        wanted = self.summarize if isinstance(self.summarize, str) else _SUMMARIZE
+        answer = await model.ask([*old, User(wanted)], system=self.instructions, tools=kit.specs, max_tokens=self.max_tokens)
+        if answer.stop == "end" and answer.text.strip():
+            talk.replace(len(old), answer.text)
+
     def _typed(self, talk: _Talk, said: Assistant, reasks: _Reasks) -> _Final | None:
         """The answer. None if the answer does not have the type `output`; then the model gets a message about that."""
         from perdure.agents.react.structured import Unfit
@@ -265,8 +306,45 @@ class _Talk:
     def __init__(self, run: Run, messages: list[Message]) -> None:
         self.run = run
         self.messages = messages
+        self.turn = 1  # the turn with which this life begins
+        self.reasked = (0, 0)
         self.has_named = False  # True: the journal already contains the names of the available tools
+        self._prompt = next((message.text for message in messages if isinstance(message, User)), "")
         self._ids = use_ids(messages)
+        self._begun_bytes = self._bytes = _size(messages)
+        self._measured = len(messages)
+
+    @classmethod
+    def restored(cls, run: Run) -> _Talk:
+        """The conversation of the last checkpoint."""
+        state = run.restored
+        talk = cls(run, msgspec.convert(state["messages"], list[Message]))
+        talk.turn, talk.reasked, talk._prompt = state["turn"], tuple(state["reasked"]), state["prompt"]
+        return talk
+
+    def state(self, turn: int, reasked: tuple[int, int]) -> dict[str, Any]:
+        return {"messages": msgspec.to_builtins(self.messages), "turn": turn, "reasked": list(reasked), "prompt": self._prompt}
+
+    def has_outgrown(self, limit: int) -> bool:
+        """Is it time for a checkpoint? Each one stores the whole conversation, so that it has to grow by as much as it had."""
+        self._bytes += _size(self.messages[self._measured :])
+        self._measured = len(self.messages)
+        return self._bytes - self._begun_bytes > max(limit, self._begun_bytes)
+
+    def older(self) -> list[Message]:
+        """The messages that a summary replaces: about three quarters. A tool use and its results stay together."""
+        sizes = [_size([message]) for message in self.messages]
+        left, place = sum(sizes) // 4, len(sizes)
+        while place > 0 and left > 0:
+            place -= 1
+            left -= sizes[place]
+        while place < len(self.messages) and not isinstance(self.messages[place], Assistant):
+            place += 1
+        return self.messages[:place]
+
+    def replace(self, count: int, summary: str) -> None:
+        """Replace the first messages by this summary. The first prompt stays, word for word."""
+        self.messages = [User(f"{self._prompt}\n\n{_SUMMARY}\n{summary}"), *self.messages[count:]]
 
     def hear(self) -> bool:
         """Add the messages that people have sent since the last call of this method. False: there were none."""
@@ -297,10 +375,13 @@ class _Talk:
 class _Reasks:
     """Counts how often a model was asked again. After too many times the run fails."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, counts: tuple[int, int] = (0, 0)) -> None:
         self._name = name
-        self._bad = 0
-        self._unfit = 0
+        self._bad, self._unfit = counts
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self._bad, self._unfit
 
     def reset(self) -> None:
         self._bad = 0
@@ -393,6 +474,10 @@ def _decide(talk: _Talk, kit: Kit | RecordedKit, chosen: list[str | None], said:
     talk.has_named = True
     reason = clean(said.text.strip(), _REASON_CHARS) or None
     talk.run.record(DecisionMade(codec.pack(codec.encode(chosen), codec.MAX_BYTES)[0], among, reason))
+
+
+def _size(messages: Sequence[Message]) -> int:
+    return sum(len(msgspec.json.encode(message)) for message in messages)
 
 
 def _whole(owner: str, what: str, number: int, most: int) -> int:

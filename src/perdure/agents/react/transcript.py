@@ -32,6 +32,7 @@ from perdure.agents.react.turns import (
 from perdure.core import codec, prompt_deltas
 from perdure.core.codec import Payload
 from perdure.core.events import (
+    CheckpointTaken,
     ChildFinished,
     DecisionMade,
     Event,
@@ -41,6 +42,7 @@ from perdure.core.events import (
     SignalReceived,
     ToolCallCompleted,
     ToolCallResolved,
+    event_at,
 )
 from perdure.core.history import history, is_stated
 from perdure.core.state import CallState, ChildState, fold
@@ -69,6 +71,8 @@ class _Conversation:
         past = history(events)  # if the run was reopened, the agent does not know all events
         self._known = [(event, past.sources[event.body.of] if isinstance(event.body, OutcomeReused) else event) for event in past.events]
         self._requests = [event for event in past.events if event.call is not None and is_stated(event)]
+        taken = None if past.checkpoint is None else past.checkpoint.body
+        self._restored = codec.decode(load(taken.state)) if isinstance(taken, CheckpointTaken) else None
         self._models = {event.call for event in events if isinstance(event.body, ModelCallInitiated)}
         self._answered = {
             event.call: event for event in events if isinstance(event.body, ModelCallCompleted) and event.body.result is not None
@@ -88,6 +92,9 @@ class _Conversation:
 
     def _never_asked(self) -> list[Message]:
         assert self._state.created is not None
+        if self._restored is not None:
+            messages: list[Message] = msgspec.convert(self._restored["messages"], list[Message])
+            return messages
         given = codec.decode(self._load(self._state.created.input))
         if not isinstance(given, dict) or not isinstance(given.get("prompt"), str) or not given.keys() <= {"prompt", "history"}:
             raise InvalidInput(f"run {self._run_id} of agent {self._state.created.agent} has asked no model: there is no conversation")
@@ -197,7 +204,7 @@ class _Conversation:
         return answer_of(self._load(body.result))
 
     def _text(self, seq: int) -> str:
-        match self._events[seq - 1].body:
+        match getattr(event_at(self._events, seq), "body", None):
             case ToolCallCompleted(result=Payload() as payload) | ToolCallResolved(result=Payload() as payload):
                 return shown_result(self._load(payload))
             case ChildFinished(output=Payload() as payload) | SignalReceived(payload=payload):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 from perdure.core.events import (
+    CheckpointTaken,
     Event,
     ToolCallCompleted,
     ToolCallFailed,
@@ -23,7 +24,7 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallResolved,
 )
-from perdure.core.state import RunState
+from perdure.core.state import RunState, image_in
 from perdure.engine.clock import Clock
 from perdure.errors import StoreError
 from perdure.store.api import EndedAttempt, KeptProgress, Lease, ProgressRow, Store
@@ -42,6 +43,8 @@ def has_cut_off(events: Iterable[Event]) -> bool:
         kind = type(event.body)
         if kind is ToolCallInitiated:
             begun.add(event.call)
+        elif kind is CheckpointTaken:
+            begun.update(image_in(event.body).open)  # type: ignore[arg-type]
         elif begun and kind in _ENDS:
             begun.discard(event.call)
     return bool(begun)

@@ -775,7 +775,7 @@ class Worker:
                 # A call of a parked run may wait for a rate limit or a budget after its last attempt was cut off.
                 cut_off = any(call.phase == "started" for call in parked.state.open.values())
                 return since[1:], debts_of(self.store, parked.state.created), self._progress_of(run_id, cut_off), parked
-        journal = self.store.read(run_id) if events is None else events
+        journal = self.store.read_life(run_id) if events is None else events
         return journal, debts_of(self.store, journal[0].body), self._progress_of(run_id, has_cut_off(journal)), None
 
     def _progress_of(self, run_id: str, cut_off: bool) -> list[ProgressRow]:

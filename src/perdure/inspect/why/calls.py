@@ -26,6 +26,8 @@ from perdure.core.events import (
     RunReleased,
     SignalReceived,
     ToolCallProposed,
+    event_at,
+    place_of,
     tag_of,
 )
 from perdure.core.prompt_deltas import is_request
@@ -107,8 +109,10 @@ def _left_open(scene: Scene) -> list[CallState]:
 
 def _doubt(call: CallState, scene: Scene) -> CallInDoubt:
     events = scene.reading.events
-    asked_at = events[call.intent_seq - 1].ts
-    since = next((e.ts for e in events[call.intent_seq :] if e.call == call.number and e.type == "tool_call_in_doubt"), asked_at)
+    asked_at = call.started_at
+    since = next(
+        (e.ts for e in events[place_of(events, call.intent_seq) :] if e.call == call.number and e.type == "tool_call_in_doubt"), asked_at
+    )
     by_itself, settles_itself = _by_itself(call, scene)
     too_early = _too_early(call, scene)
     return CallInDoubt(
@@ -173,7 +177,8 @@ def hook_words(call: CallState, scene: Scene) -> str:
 def _without_hook(call: CallState, scene: Scene) -> str:
     if call.failure is not None:
         return f"no answer that would settle it: {failed(call.failure, 120)}"
-    claims = [event.body for event in scene.reading.events[call.intent_seq : call.last_seq] if isinstance(event.body, RunClaimed)]
+    since = [event for event in scene.reading.events if call.intent_seq < event.seq <= call.last_seq]
+    claims = [event.body for event in since if isinstance(event.body, RunClaimed)]
     if any(claim.takeover for claim in claims):
         return "the worker died inside it"
     return (call.doubt or "").partition(_HOOK)[0].rstrip("; ")
@@ -190,7 +195,12 @@ def reached(call: CallState, scene: Scene) -> str | None:
 def _performer(intent_seq: int, events: Sequence[Event]) -> str | None:
     """The name of the worker that recorded the intent; None if it is not known."""
     return next(
-        (event.body.name or event.body.worker for event in reversed(events[:intent_seq]) if isinstance(event.body, RunClaimed)), None
+        (
+            event.body.name or event.body.worker
+            for event in reversed(events[: place_of(events, intent_seq)])
+            if isinstance(event.body, RunClaimed)
+        ),
+        None,
     )
 
 
@@ -536,7 +546,7 @@ def _why_not(call: CallState, scene: Scene) -> str:
     if call.phase == "approved":
         ask = state.asks[call.number]
         return f"not sent yet: approved by {ask.by}, and it starts when a worker has the run"
-    proposed = scene.reading.events[call.first_seq - 1].body
+    proposed = getattr(event_at(scene.reading.events, call.first_seq), "body", None)
     until = proposed.until if isinstance(proposed, ToolCallProposed) else "handover"
     return {
         "approval": "not sent: it needs an approval, which the next worker asks for",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.events import CancelRequested, Reason, RunCancelled
+from perdure.core.events import CancelRequested, Reason, RunCancelled, place_of
 from perdure.inspect.text import at, clip, clock, failed, iso, moment, plural, shown, span
 from perdure.inspect.why.calls import CallInDoubt, cut_off
 from perdure.inspect.why.context import Holder, Scene, shortage_words, stopped_words
@@ -43,7 +43,7 @@ def cancel_asked(scene: Scene) -> Cancel | None:
     A request from before the run was reopened does not count.
     """
     reopened = max((one.seq for one in scene.reading.reopenings), default=0)
-    for event in scene.reading.events[reopened:]:
+    for event in scene.reading.events[place_of(scene.reading.events, reopened) :]:
         if isinstance(event.body, CancelRequested):
             return Cancel(event.body.by, iso(event.ts), event.body.reason)
     return None

@@ -226,7 +226,7 @@ def _is_under_way(scene: Scene) -> bool:
 
 
 def _open(call: CallState, scene: Scene) -> Open:
-    since = scene.reading.events[call.intent_seq - 1].ts
+    since = call.started_at
     again = f", attempt {call.attempt}" if call.attempt > 1 else ""
     limit = f", times out after {span(round(call.timeout_s * 1e6))}" if call.timeout_s else ""
     doing = f"being {'asked' if is_request(call.args) else 'performed'} for {span(scene.now - since)}{again}{limit}"
@@ -238,7 +238,7 @@ def _open(call: CallState, scene: Scene) -> Open:
 
 
 def _cut_off(call: CallState, scene: Scene) -> Open:
-    since = scene.reading.events[call.intent_seq - 1].ts
+    since = call.started_at
     again = (
         "asked again by the next worker; an answer that was on its way is lost" if is_request(call.args) else "run again by the next worker"
     )

@@ -190,13 +190,30 @@ FROM jsonb_array_elements_text(:runs::jsonb) AS w (run_id) JOIN perdure_runs AS 
 -- name: read_events
 -- Read `data` as bytes: these are the very bytes that were hashed.
 SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
-FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after AND seq <= :until ORDER BY seq
+FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after AND seq <= coalesce(
+    -- A page that begins in what was removed goes on behind it.
+    (SELECT c.removed + :until::bigint - :after::bigint - (:after::bigint = 0)::int FROM perdure_checkpoints AS c
+        JOIN perdure_runs AS r ON r.id = c.run WHERE r.run_id = :run_id AND c.removed > :after::bigint), :until::bigint)
+ORDER BY seq
+
+-- name: read_life
+-- The run's first event, and the events from its last checkpoint on. Without a checkpoint: all its events.
+SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
+FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq = 1
+UNION ALL
+SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
+FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id)
+    AND seq >= (SELECT greatest(2, coalesce(max(c.seq), 0)) FROM perdure_checkpoints AS c
+        WHERE c.run = (SELECT id FROM perdure_runs WHERE run_id = :run_id))
+ORDER BY 1
 
 -- name: read_events_of_runs
 -- At most :limit events of each run. :after is a JSON object: run id → the seq of the last event that the reader has.
 SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8')
 FROM jsonb_each_text(:after::jsonb) AS w (run_id, after) JOIN perdure_runs AS r ON r.run_id = w.run_id
-    JOIN perdure_events AS e ON e.run = r.id AND e.seq > w.after::bigint AND e.seq <= w.after::bigint + :limit::bigint
+    LEFT JOIN perdure_checkpoints AS c ON c.run = r.id AND c.removed > w.after::bigint
+    JOIN perdure_events AS e ON e.run = r.id AND e.seq > w.after::bigint
+        AND e.seq <= :limit::bigint + coalesce(c.removed - (w.after::bigint = 0)::int, w.after::bigint)
 ORDER BY e.run, e.seq
 
 -- name: watched_runs
@@ -265,7 +282,9 @@ SELECT DISTINCT ON (chain) chain, n, run, seq, head, run_id, link FROM perdure_c
 SELECT c.run, min(c.seq), max(c.seq), max(c.run_id), r.run_id, r.seq
 FROM perdure_chain AS c LEFT JOIN perdure_runs AS r ON r.id = c.run LEFT JOIN perdure_events AS e ON e.run = c.run AND e.seq = c.seq
 WHERE (:run_id::text IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
-    ELSE e.run IS NULL OR r.seq < c.seq OR substr(e.hash, 1, 16) <> c.head END
+    ELSE r.seq < c.seq OR CASE WHEN e.run IS NOT NULL THEN substr(e.hash, 1, 16) <> c.head
+        ELSE NOT EXISTS (SELECT 1 FROM perdure_checkpoints AS k WHERE k.run = c.run
+            AND (c.seq > 1 AND c.seq < k.removed OR c.seq = k.removed AND substr(k.head, 1, 16) = c.head)) END END
 GROUP BY c.run, r.run_id, r.seq ORDER BY c.run
 
 -- name: unchained_runs
@@ -977,6 +996,26 @@ DELETE FROM perdure_blob_uses WHERE run = ANY (ARRAY(SELECT value::bigint FROM j
 -- name: prune_events
 DELETE FROM perdure_events WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 
+-- name: prune_checkpoints
+DELETE FROM perdure_checkpoints WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: whole_checkpoints
+SELECT run, seq, removed, head, by, at FROM perdure_checkpoints
+WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: hash_of_event
+SELECT hash FROM perdure_events WHERE run = ? AND seq = ?
+
+-- name: remove_events
+DELETE FROM perdure_events WHERE run = :run AND seq BETWEEN 2 AND :removed
+
+-- name: events_left
+SELECT convert_to(data, 'UTF8') FROM perdure_events WHERE run = :run AND (seq = 1 OR seq > :removed)
+
+-- name: unuse_blobs
+DELETE FROM perdure_blob_uses WHERE run = :run
+    AND digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
+
 -- name: prune_runs
 DELETE FROM perdure_runs WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 
@@ -1092,6 +1131,7 @@ FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_mov
         ('worker', 'perdure_workers', 'SELECT, INSERT, UPDATE, DELETE', 'name, pid, started_at, beat_at, serves, queues, session'),
         ('worker', 'perdure_reserved', 'SELECT, INSERT, UPDATE, DELETE', 'usd_micros, tokens, calls, busy_us'),
         ('worker', 'perdure_progress', 'SELECT, INSERT, UPDATE, DELETE', 'attempt, progress, at'),
+        ('worker', 'perdure_checkpoints', 'SELECT, INSERT, UPDATE', 'seq'),
         ('decider', 'perdure_events', 'INSERT', ''), ('decider', 'perdure_inbox', 'INSERT, DELETE', ''),
         ('decider', 'perdure_blobs', 'INSERT, UPDATE', 'digest'), ('decider', 'perdure_blob_uses', 'INSERT', ''),
         ('decider', 'perdure_notices', 'INSERT', ''),

@@ -131,14 +131,29 @@ WHERE w.holder IS NOT NULL AND (e.data LIKE '{"type":"tool\_call\_initiated"%' E
 -- more.
 SELECT seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB)
 FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + :after
-    AND id <= (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + :until
+    AND id <= (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + min(4294967295, ifnull(
+        -- A page that begins in what was removed goes on behind it.
+        (SELECT c.removed + :until - :after - (:after = 0) FROM perdure_checkpoints AS c JOIN perdure_runs AS r ON r.id = c.run
+            WHERE r.run_id = :run_id AND c.removed > :after), :until))
 ORDER BY id
+
+-- name: read_life
+-- The run's first event, and the events from its last checkpoint on. Without a checkpoint: all its events.
+SELECT seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB)
+FROM perdure_events WHERE id = (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + 1
+UNION ALL
+SELECT seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB)
+FROM perdure_events WHERE id >= (SELECT (r.id << 32) + max(2, ifnull((SELECT c.seq FROM perdure_checkpoints AS c WHERE c.run = r.id), 0))
+        FROM perdure_runs AS r WHERE r.run_id = :run_id)
+    AND id <= (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + 4294967295
+ORDER BY 1
 
 -- name: read_events_of_runs
 -- At most :limit events of each run. :after is a JSON object: run id → the seq of the last event that the reader has.
 SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, CAST(e.data AS BLOB)
 FROM json_each(:after) AS w CROSS JOIN perdure_runs AS r ON r.run_id = w.key
-    CROSS JOIN perdure_events AS e ON e.id > (r.id << 32) + w.value AND e.id <= (r.id << 32) + w.value + :limit
+    CROSS JOIN perdure_events AS e ON e.id > (r.id << 32) + w.value AND e.id <= (r.id << 32) + :limit + ifnull(
+        (SELECT c.removed - (w.value = 0) FROM perdure_checkpoints AS c WHERE c.run = r.id AND c.removed > w.value), w.value)
 ORDER BY e.id
 
 -- name: watched_runs
@@ -205,7 +220,9 @@ SELECT 0, n, run, seq, head, run_id, link FROM perdure_chain WHERE link IS NOT N
 SELECT c.run, min(c.seq), max(c.seq), max(c.run_id), r.run_id, r.seq
 FROM perdure_chain AS c LEFT JOIN perdure_runs AS r ON r.id = c.run LEFT JOIN perdure_events AS e ON e.id = (c.run << 32 | c.seq)
 WHERE (:run_id IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
-    ELSE e.id IS NULL OR r.seq < c.seq OR substr(e.hash, 1, 16) <> c.head END
+    ELSE r.seq < c.seq OR CASE WHEN e.id IS NOT NULL THEN substr(e.hash, 1, 16) <> c.head
+        ELSE NOT EXISTS (SELECT 1 FROM perdure_checkpoints AS k WHERE k.run = c.run
+            AND (c.seq > 1 AND c.seq < k.removed OR c.seq = k.removed AND substr(k.head, 1, 16) = c.head)) END END
 GROUP BY c.run ORDER BY c.run
 
 -- name: unchained_runs
@@ -694,6 +711,24 @@ DELETE FROM perdure_blob_uses WHERE run IN (SELECT value FROM json_each(:runs))
 DELETE FROM perdure_events WHERE id IN (
     SELECT inside.id FROM json_each(:runs) AS j CROSS JOIN perdure_events AS inside
     ON inside.id > j.value << 32 AND inside.id <= (j.value << 32 | 4294967295))
+
+-- name: prune_checkpoints
+DELETE FROM perdure_checkpoints WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: whole_checkpoints
+SELECT run, seq, removed, head, by, at FROM perdure_checkpoints WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: hash_of_event
+SELECT hash FROM perdure_events WHERE id = (? << 32 | ?)
+
+-- name: remove_events
+DELETE FROM perdure_events WHERE id BETWEEN (:run << 32 | 2) AND (:run << 32 | :removed)
+
+-- name: events_left
+SELECT CAST(data AS BLOB) FROM perdure_events WHERE id = (:run << 32 | 1) OR id BETWEEN (:run << 32 | :removed + 1) AND (:run << 32 | 4294967295)
+
+-- name: unuse_blobs
+DELETE FROM perdure_blob_uses WHERE run = :run AND digest IN (SELECT unhex(value) FROM json_each(:digests))
 
 -- name: prune_runs
 DELETE FROM perdure_runs WHERE id IN (SELECT value FROM json_each(:runs))
