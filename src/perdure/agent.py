@@ -15,6 +15,7 @@ from perdure.core import codec, identity
 from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload
 from perdure.core.events import Event, FrameChanged, RunAdopted, RunCreated
+from perdure.core.history import History
 from perdure.core.loop_detector import Circles
 from perdure.core.machine import Facts, Machine, current
 from perdure.core.replay import Frontier, replay
@@ -190,7 +191,17 @@ class Agent(Generic[P, R]):
         created = state.created
         assert created is not None
         frames = tuple((one.after, load(one.frame)) for one in state.frames)
-        facts = Facts(created.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth, frames)
+        facts = Facts(
+            created.rehearses or created.run_id,
+            created.tenant,
+            created.actor,
+            created.agent,
+            state.version,
+            created.parent,
+            created.depth,
+            created.forked_from or "",
+            frames,
+        )
         try:
             return self.machine(facts, self._input_of(created, load), max_steps)
         except InvalidInput as misfit:
@@ -203,14 +214,14 @@ class Agent(Generic[P, R]):
             )
             return Machine(facts, lambda _: _refuse_input(why), max_steps, self.encode_result, is_interrupt)
 
-    def replayed(self, state: RunState, events: Sequence[Event], load: Load, max_steps: int) -> Frontier:
-        """Replay the journal of the run `state` with this code. Nothing is performed or recorded.
+    def replayed(self, state: RunState, events: Sequence[Event], load: Load, max_steps: int, past: History | None = None) -> Frontier:
+        """Replay the journal of the run `state` with this code. Nothing is performed or recorded. `past`: as for `replay`.
 
         Raises Diverged if the code asks for other calls than the journal has.
         """
         machine = self.machine_of(state, load, max_steps)
         try:
-            return replay(machine, events, load)
+            return replay(machine, events, load, past=past)
         finally:
             machine.close()
 

@@ -48,7 +48,7 @@ from perdure.errors import (
     StoreUnavailable,
     UnknownAgent,
 )
-from perdure.reopen import Planner, Reopened
+from perdure.reopen import LiveFork, Planner, Reopened
 from perdure.settings import Settings
 from perdure.store.api import (
     FINISHED,
@@ -649,8 +649,14 @@ class Perdure:
     ) -> Reopened:
         _check_flag(dry_run, "dry_run")
         _check_flag(fresh, "fresh")
-        who, why = known_name(by), words(reason, "reason")
-        planner = Planner(
+        who, why, planner = known_name(by), words(reason, "reason"), self._planner()
+        plan = await self._asking.ask(lambda: planner.plan(run_id, to, by=who, reason=why, fresh=fresh, tenant=tenant))
+        if not dry_run:
+            await self.engine.reopen(plan.runs)
+        return plan.reopened
+
+    def _planner(self) -> Planner:
+        return Planner(
             self.reading,
             self._agent,
             self.load,
@@ -659,12 +665,51 @@ class Perdure:
             now=self.clock.now(),
             new_id=self.clock.new_id,
         )
-        plan = await self._asking.ask(lambda: planner.plan(run_id, to, by=who, reason=why, fresh=fresh, tenant=tenant))
-        if not dry_run:
-            await self.engine.reopen(plan.runs)
-        return plan.reopened
 
-    # -- rehearsing ---------------------------------------------------------------------------------------------------
+    # -- forks --------------------------------------------------------------------------------------------------------
+    async def live_fork(
+        self,
+        run_id: str,
+        *,
+        id: str | None = None,
+        at: int | None = None,
+        edits: dict[int, Any] | None = None,
+        input: dict[str, Any] = NOTHING,
+        by: str = "app",
+        reason: str | None = None,
+        dry_run: bool = False,
+        tenant: str | None = None,
+    ) -> LiveFork:
+        """Make a new run out of the events of another one, and let it go on from its event `at`: with effects.
+
+        Returns what that means; look at `twice` first, with `dry_run=True`, which writes nothing. What the other run has done
+        does not happen again: if the fork makes the same call (the same tool with the same arguments), the recorded result
+        is used. Every other call has a key of its own, and really happens. `edits`, `input` and `at`: as for `fork`. Raises
+        Conflict if a call of the other run is in doubt or under way, or if `id` is taken; Diverged, and nothing is written,
+        if this code asks for other calls than the journal has up to `at`.
+        """
+        _check_flag(dry_run, "dry_run")
+        check_tenant(tenant)
+        who, why, planner = known_name(by), words(reason, "reason"), self._planner()
+        row = await self.handle(run_id, tenant=tenant).row()
+        agent, new_id = self._agent(row.agent), identity.check_id(self.clock.new_id() if id is None else id, "the run id")
+        plan = await self._asking.ask(
+            lambda: planner.fork(
+                row.run_id,
+                new_id,
+                at,
+                by=who,
+                reason=why,
+                edits=edits or {},
+                input=UNSET if input is NOTHING else input,
+                agent=agent,
+                inline_bytes=self.settings.inline_bytes,
+            )
+        )
+        if not dry_run:
+            await self.engine.fork(plan.new)
+        return plan.fork
+
     async def fork(
         self,
         run_id: str,
@@ -675,9 +720,14 @@ class Perdure:
         model: str | None = None,
         answers: Sequence[dict[str, Any]] = (),
         reads: bool = False,
+        id: str | None = None,
+        by: str = "app",
+        reason: str | None = None,
         tenant: str | None = None,
     ) -> Fork:
-        """Rehearse a run with this app's code from its event `at` on: what would its agent do? Nothing is stored.
+        """Rehearse a run with this app's code from its event `at` on: what would its agent do?
+
+        Nothing is stored, unless `id` gives the fork an id: then it can be looked at like any run, and no worker drives it.
 
         No tool touches the world. A call with the same tool and the same arguments as a recorded call gets the
         recorded outcome. For every other call, the answer comes from `answers`, or else from the tool's stand-in
@@ -693,15 +743,22 @@ class Perdure:
         """
         _check_flag(reads, "fork(reads=)")
         check_tenant(tenant)
-        from perdure.fork import Forks, stubs_of  # imported only if needed
+        from perdure.fork import Forks, Keep, stubs_of  # imported only if needed
 
         row = await self.handle(run_id, tenant=tenant).row()
         agent = self._agent(row.agent)
         if model is not None:
             agent = agent.with_model(model)
+        who, why = known_name(by), words(reason, "reason")
+        keep = None if id is None else Keep(identity.check_id(id, "the run id"), who, self.clock.now(), self.clock.new_id, why, model)
+        if keep is not None and await self._asking.ask(lambda: self.reading.get(keep.id)) is not None:
+            raise Conflict(f"run {keep.id} exists; choose another id for the fork")  # before a model is asked
         async with Forks(self.reading, self.settings, answers=stubs_of(answers), reads=reads, models=model is not None) as forks:
             given: Any = UNSET if input is NOTHING else input
-            return await forks.fork(row.run_id, agent, at=at, edits=edits, input=given)
+            fork, new = await forks.fork(row.run_id, agent, at=at, edits=edits, input=given, keep=keep)
+        if new is not None:
+            await self.engine.fork(new)
+        return fork
 
     async def diff(self, run_id: str, other: str, *, tenant: str | None = None) -> Diff:
         """Compare two runs: their calls, arguments and results, their outcome and their cost."""

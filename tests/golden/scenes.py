@@ -201,6 +201,13 @@ async def rewind(stage: Stage) -> None:
     assert (await stage.drive("mended")).status == "succeeded"
 
 
+async def fork(stage: Stage) -> None:
+    """A rehearsal, and a live fork: both with another result of the first call."""
+    await stage.app.fork("mended", edits={1: {"cents": 6}}, answers=[{"tool": "put", "result": None}], id="rehearsed", by="ann")
+    await stage.app.live_fork("mended", edits={1: {"cents": 7}}, id="forked", by="ann", reason="7 is right")
+    assert (await stage.drive("forked")).status == "succeeded"
+
+
 # -- new code for runs that exist ---------------------------------------------------------------------------------------------------
 async def begin_to_talk(stage: Stage) -> None:
     await stage.start("talker_1", "talker", "what is left?")
@@ -246,6 +253,7 @@ LIVES = (
     Life(leave_held, {"die": ["put"]}, killed=True),
     Life(fail_after_paying, {"fail": {"put": ["fatal"]}}),
     Life(rewind),
+    Life(fork),
     Life(begin_to_talk, served=("talker_1",)),
     Life(go_on_with_new_code, served=("talker_2", "thrifty")),
 )

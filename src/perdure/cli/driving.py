@@ -101,7 +101,7 @@ _SHOWN = frozenset(
     "model_call_initiated model_call_completed model_call_failed plan_generated "
     "status_reported thought_recorded decision_made cancel_requested attention_needed approval_requested approval_voted approval_decided "
     "approval_escalated approval_expired approval_withdrawn signal_received child_started child_finished run_paused run_unpaused "
-    "run_adopted pin_changed budget_exceeded budget_raised run_reopened".split()
+    "run_adopted pin_changed budget_exceeded budget_raised run_reopened run_forked".split()
 )
 
 

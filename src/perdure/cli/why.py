@@ -83,6 +83,8 @@ def _print(page: Why, now: int, options: str) -> None:
         common.out(common.clean(f"      {line}"))
     if page.parent is not None:
         common.out(common.clean(f"child of run {page.parent} (its call {page.parent_call}): {shell.command('why', page.parent)}{options}"))
+    if page.fork is not None:
+        common.out(common.clean(page.fork))
     if page.said:
         common.out(common.clean(f'the agent last reported: "{page.said}"'))
     for one in page.reopened[-REOPENED_SHOWN:]:

@@ -103,6 +103,12 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     # The run was started by the agent's name, without its code. The worker that begins the run checks the input, and
     # records the budget that the agent declares.
     by_name: bool = False
+    # Only of a fork: the run with which its history began. The events up to `inherited` are copies of events of the run
+    # that was forked; the next event is `run_forked`.
+    forked_from: str | None = None
+    inherited: int = 0
+    # Only of a fork that is a rehearsal, in which nothing touches the world: the run that is rehearsed. Its agent sees that id.
+    rehearses: str | None = None
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):
@@ -135,7 +141,7 @@ class ToolCallProposed(Body, frozen=True, tag="tool_call_proposed"):
     key: str
     args: Payload
     digest: str
-    until: Literal["approval", "rate", "budget", "handover"]
+    until: Literal["approval", "rate", "budget", "handover", "fork"]  # "fork": for ever, because the run is a rehearsal
     at: int | None = None  # only for `until="rate"`: when the rate limit allows the call to start
 
 
@@ -316,6 +322,7 @@ class ChildStarted(Body, frozen=True, tag="child_started"):
     budget: Limits | None = None
     key_scheme: int = 1  # the child's key scheme
     key_namespace: str = ""
+    rehearsed: bool = False  # the run is a rehearsal: no child was started, and there is no run with this id
 
 
 class ChildFinished(Body, frozen=True, tag="child_finished"):
@@ -479,6 +486,41 @@ class RunReopened(Body, frozen=True, tag="run_reopened"):
     unsettled: tuple[Unsettled, ...] = ()
 
 
+class RunForked(Body, frozen=True, tag="run_forked"):
+    """A person made this run out of the events of another run: all events before this one are copies.
+
+    What these events say about the world, the other run has done. Their calls are never attempted here.
+    """
+
+    run_id: str  # the run that begins here; a fork of a fork has an event for each of them
+    parent: str  # the run that was forked
+    at: int  # the event of `parent` after which the agent goes on
+    head: str  # the hash of the last event of `parent` that was copied
+    by: str
+    reason: str | None = None
+    edits: tuple[int, ...] = ()  # calls with another result than in `parent`: see `call_answered`
+    input: bool = False  # the input is another one than in `parent`
+    model: str | None = None  # the model that was set instead of the agent's own
+
+
+AnswerSource = Literal["recorded", "edited", "answers", "simulated", "read"]
+
+
+class CallAnswered(Body, frozen=True, tag="call_answered"):
+    """The agent of a fork got this answer to its call, and no attempt was made. It says nothing about the world.
+
+    `source`: the recorded run; a person who edited the result; a prepared answer; the tool's stand-in; or the `read` tool or
+    the model itself, which a rehearsal may ask.
+    """
+
+    source: AnswerSource
+    result: Payload | None = None
+    failure: Failure | None = None
+    attempt: int = 1  # how many attempts the failed call had
+    child: str | None = None  # the id of the child whose recorded end this is
+    usage: Usage | None = None  # only of `read`: what the rehearsal has really used
+
+
 class CallRequestedAgain(Body, frozen=True, tag="call_requested_again"):
     """The agent made a call that a superseded event has requested before: the same tool with the same arguments.
 
@@ -551,6 +593,8 @@ AnyBody = (
     | AttentionNeeded
     | RunRequeued
     | RunReopened
+    | RunForked
+    | CallAnswered
     | CallRequestedAgain
     | OutcomeReused
     | RunSucceeded

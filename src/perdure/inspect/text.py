@@ -25,6 +25,7 @@ from perdure.core.events import (
     BudgetDeclared,
     BudgetExceeded,
     BudgetRaised,
+    CallAnswered,
     CallRequestedAgain,
     CancelRequested,
     ChildFinished,
@@ -47,6 +48,7 @@ from perdure.core.events import (
     RunClaimed,
     RunCreated,
     RunFailed,
+    RunForked,
     RunPaused,
     RunReleased,
     RunReopened,
@@ -257,6 +259,14 @@ def pruned_words(tombstone: Tombstone) -> str:
 
 
 Load = Callable[[Payload], bytes]
+# Where an answer in a fork came from.
+SOURCES = {
+    "recorded": "as recorded in the run that was forked",
+    "edited": "edited by a person",
+    "answers": "a prepared answer",
+    "simulated": "from the tool's stand-in",
+    "read": "really asked: it changes nothing",
+}
 USES_NAMED = 3
 _STOPS = {"end": "", "tools": "", "length": "; it was cut off at its limit of tokens", "refusal": "; it refuses to say more"}
 
@@ -364,6 +374,7 @@ UNTIL = {
     "rate": "until its rate allows it",
     "budget": "until there is enough left in the budget",
     "handover": "until another worker has the run",
+    "fork": "for ever: this is a rehearsal, and nothing is sent",
 }
 ApprovalSettled = ApprovalDecided | ApprovalEscalated | ApprovalExpired | ApprovalWithdrawn | ApprovalVoted
 
@@ -464,6 +475,9 @@ def _about_call(event: Event, call: str, load: Load | None) -> str:
             return f"{call}: its child {body.run_id} succeeded with {shown(body.output)}"
         case ChildFinished():
             return f"{call}: its child {body.run_id} {'was ' if body.status == 'cancelled' else ''}{body.status}: {failed(body.failure)}"
+        case CallAnswered():
+            answer = f"gets {shown(body.result)}" if body.failure is None else f"fails: {failed(body.failure)}"
+            return f"{call} {answer} ({SOURCES[body.source]}); no attempt was made"
         case CallRequestedAgain():
             return f"{call} is made again" + (": a new result is needed" if body.anew else ": it is the same call, with the same key")
         case OutcomeReused():
@@ -588,6 +602,14 @@ def _about_run(event: Event, load: Load | None) -> str:
         case RunReopened():
             fresh = ", and `read` calls and requests to models are made again" if body.fresh else ""
             return f"{body.by} let the run go on from event {body.back_to}: all events since are superseded{fresh}{_note(body.reason)}"
+        case RunForked():
+            edits = f", with another result of call {', '.join(map(str, body.edits))}" if body.edits else ""
+            edits += ", with another input" if body.input else ""
+            edits += f", with the model {body.model}" if body.model else ""
+            return (
+                f"{body.by} forked run {body.parent} at event {body.at}{edits}: the events up to here are copies, and what they say "
+                f"was done by {body.parent}{_note(body.reason)}"
+            )
         case OutcomeReused():
             return f"the outcome in event {body.of} is used again"
         case (
@@ -607,6 +629,7 @@ def _about_run(event: Event, load: Load | None) -> str:
             | ChildStarted()
             | ChildFinished()
             | CallRequestedAgain()
+            | CallAnswered()
         ):
             return f"{event.type} without a call"
         case _:

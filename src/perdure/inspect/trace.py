@@ -38,6 +38,7 @@ from perdure.core.events import (
     RunCancelled,
     RunClaimed,
     RunCreated,
+    RunForked,
     RunPaused,
     RunReopened,
     RunRequeued,
@@ -335,6 +336,8 @@ def _because(event: Event, before: Event | None) -> str | None:
             | SignalReceived()
         ):
             return f"{event.body.by}, outside the run, asked for it"
+        case RunForked(by=by, parent=parent):
+            return f"run {parent} was copied up to event {before.seq}, and {by}, outside the run, asked for it"
         case RunReopened(by=by):
             return f"the run stood at event {before.seq} ({before.type}), and {by}, outside the run, asked for it"
         case RunCancelled(forced_by=str() as by):

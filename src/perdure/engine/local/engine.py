@@ -40,7 +40,7 @@ from perdure.engine.local.worker import Observer, Worker
 from perdure.engine.threads import ReadingThreads
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreUnavailable, UnknownAgent
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewRun, Reopen, RunRow, Served, Status, Store, Watched, serves
+from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewFork, NewRun, Reopen, RunRow, Served, Status, Store, Watched, serves
 from perdure.store.open import is_postgres, open_store
 from perdure.tool.artifact import ids_in
 
@@ -240,6 +240,9 @@ class LocalEngine:
 
     async def reopen(self, runs: Sequence[Reopen]) -> None:
         await self._write(lambda: self.store.reopen(runs, now=self._clock.now()))
+
+    async def fork(self, new: NewFork) -> None:
+        await self._write(lambda: self.store.insert_fork(new))
 
     def _reached(self, row: RunRow, body: AnyBody) -> Reached:
         """The facts about the run that `is_news` needs.

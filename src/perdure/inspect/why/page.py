@@ -92,6 +92,7 @@ class Why(Struct, frozen=True):
     done_count: int
     not_done: list[Done]  # calls, approvals and children that failed, were rejected, expired or were cancelled
     not_done_count: int
+    fork: str | None  # in words: of which run this is a fork
     reopened: list[Reopening]  # where people let the run go on from an earlier event
     superseded: list[Done]  # superseded calls that happened or may have happened: their effects stay
     undoing: Undoing | None  # the run that undoes this run
@@ -172,7 +173,8 @@ def why(
         done_count=len(done),
         not_done=_ends(not_done),
         not_done_count=len(not_done),
-        reopened=scene.reading.reopenings,
+        fork=scene.reading.fork,
+        reopened=scene.reading.reopened_since,
         superseded=superseded(scene),
         undoing=scene.undoing,
         in_doubt=open_questions,

@@ -371,7 +371,7 @@ FROM perdure_runs AS r CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | ii
 WHERE r.id >= :run AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenant IS NULL OR r.tenant = :tenant)
     AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
-        'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_succeeded', 'run_failed')
+        'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_forked', 'run_succeeded', 'run_failed')
 ORDER BY r.id, e.id LIMIT :limit
 
 -- == Notices =========================================================================================================
