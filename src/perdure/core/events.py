@@ -100,15 +100,15 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     budget: Limits | None = None
     key_scheme: int = 1  # how the keys of the run's calls are derived: see core/identity.py
     key_namespace: str = ""
-    # The run was started by the agent's name, without its code. The worker that begins the run checks the input, and
-    # records the budget that the agent declares.
-    by_name: bool = False
     # Only of a fork: the run with which its history began. The events up to `inherited` are copies of events of the run
     # that was forked; the next event is `run_forked`.
     forked_from: str | None = None
     inherited: int = 0
     # Only of a fork that is a rehearsal, in which nothing touches the world: the run that is rehearsed. Its agent sees that id.
     rehearses: str | None = None
+    # The run was started by the agent's name, without its code. The worker that begins the run checks the input, and
+    # records the budget that the agent declares.
+    by_name: bool = False
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):

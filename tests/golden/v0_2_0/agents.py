@@ -296,7 +296,7 @@ thinker = ReAct(
 
 
 def _talker(version: str, told: str, *tools: Any) -> ReAct:
-    lines: list[str | Answer] = [uses(use("look", at="left")), uses(use("refund", order="o-1", cents=20_000)), "that is all"]
+    lines: list[Any] = [uses(use("look", at="left")), uses(use("refund", order="o-1", cents=20_000)), "that is all"]
     return ReAct("talker", model=Scripted(lines), tools=tools, instructions=told, version=version)
 
 
