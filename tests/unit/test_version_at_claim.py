@@ -10,7 +10,7 @@ import pytest
 from tests.unit.drive_tools import SETTINGS, ManualClock, perdure, run, status_of, until
 
 from perdure import Agent, Budget, Conflict, InvalidInput, NotEncodable, Perdure, ReAct, Run, RunFailed, UnknownAgent, agent, tool
-from perdure.core.events import BudgetDeclared, RunClaimed, RunCreated
+from perdure.core.events import BudgetDeclared, RunAdopted, RunClaimed, RunCreated
 from perdure.core.events import RunFailed as RunFailedEvent
 from perdure.core.state import fold
 from perdure.errors import WrongVersion
@@ -245,5 +245,19 @@ def test_the_budget_that_the_code_declares_holds_for_a_run_started_by_name(tmp_p
             assert [status_of(app, run_id) for run_id in ("r", "own")] == ["failed", "succeeded"]
             for run_id in ("r", "own"):
                 assert is_sound(app, run_id)
+
+    run(main())
+
+
+# -- forks --------------------------------------------------------------------------------------------------------------
+def test_a_stored_rehearsal_with_the_code_of_the_run_records_no_adoption(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with perdure(tmp_path / "db", [OLD]) as app:
+            await app.run(OLD, "o-1", id="r")
+            await app.fork("r", edits={1: "o-2"}, id="same", by="ann")
+        async with perdure(tmp_path / "db", [NEW]) as app:
+            await app.fork("r", edits={1: "o-2"}, id="other", by="ann")
+            assert bodies(app, "same", RunAdopted) == [], "the run took version 1 with its claim"
+            assert [one.version for one in bodies(app, "other", RunAdopted)] == ["2"]
 
     run(main())
