@@ -434,13 +434,13 @@ def test_the_database_lets_only_events_before_a_checkpoint_go(url: str, store: S
         with pytest.raises(Exception, match="only events before a checkpoint can be removed"):
             store._database.write(  # type: ignore[attr-defined]
                 lambda cursor, removed=removed: cursor.change(
-                    "set_removed", {"run": 1, "removed": removed, "head": b"0" * 32, "by": "ann", "now": 1}
+                    "prune_up_to", {"run": 1, "removed": removed, "head": b"0" * 32, "by": "ann", "now": 1}
                 ),
                 lambda cursor, _: False,
             )
     with pytest.raises(Exception, match="perdure_events is append-only"):
         store._database.write(  # type: ignore[attr-defined]
-            lambda cursor: cursor.change("remove_events", {"run": 1, "removed": 3}), lambda cursor, _: False
+            lambda cursor: cursor.change("prune_events_before", {"run": 1, "removed": 3}), lambda cursor, _: False
         )
     assert len(store.read("r")) > taken
 
