@@ -450,7 +450,8 @@ def test_a_pruned_run_moves_to_another_database_and_goes_on_there(url: str, stor
     assert prune(url, "r", "--yes").exit_code == 0
     to_url = f"sqlite:///{tmp_path}/there.db"
     there = open_store(to_url)
-    Copying(store, there, to_url=to_url, by="ann").move(now=1, lease_us=1)
+    copied = Copying(store, there, to_url=to_url, by="ann").move(now=1, lease_us=1)
+    assert copied.damaged == ()
     assert there.read("r") == store.read("r")
     assert there.checkpoint("r") == store.checkpoint("r")
     check(there)
