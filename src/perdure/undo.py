@@ -178,8 +178,8 @@ class _Surveyor:
         undone = taken_back(state, self._load)
         settled = {*undone, *undone.values()}
         for call in state.calls.values():
-            if call.number in settled:
-                continue
+            if call.number in settled or call.inherited:
+                continue  # the run that this one was forked from has made an inherited call: its own undo undoes it
             # Only a superseded call can be missing here: this code makes neither this call nor another call of its
             # tool.
             made = asked.get(call.number)
@@ -187,7 +187,7 @@ class _Surveyor:
             if one is not None:
                 found.append((call.last_seq, [one]))
         ended = {event.call: event.seq for event in events if isinstance(event.body, ChildFinished)}
-        for child in state.children.values():
+        for child in [child for child in state.children.values() if not child.inherited]:
             self._require_end(run_id, child.run_id)
             started = asked.get(child.number)
             below = self.deeds(child.run_id, started.agent if isinstance(started, StartChild) else None)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.conformance.suite_artifacts import ArtifactConformance
+from tests.conformance.suite_forks import ForkConformance
 from tests.conformance.suite_moving import MovingConformance
 from tests.conformance.suite_progress import ProgressConformance
 from tests.conformance.suite_queues import QueueConformance
@@ -58,6 +59,7 @@ class StoreConformance(
     WaitingConformance,
     MovingConformance,
     ProgressConformance,
+    ForkConformance,
     ReopeningConformance,
 ):
     """Subclass it with a `make_store` fixture: a function that opens a new, empty store."""

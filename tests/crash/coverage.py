@@ -103,6 +103,15 @@ BOUNDARIES = (
         quick="postgres-half",
     ),
     Case(
+        "run forked",
+        _in(
+            "crash/test_forked_killed.py",
+            "a_person_who_is_killed_while_making_a_fork_has_made_all_of_it_or_nothing",
+            "killed_in_a_live_fork_nothing_of_its_parent_happens_again_and_its_own_call_as_its_class_allows",
+        ),
+        quick="sqlite-live-half",
+    ),
+    Case(
         "checkpoint",
         (
             *_in("unit/test_store_open.py", "a_checkpoint_that_was_killed_in_the_middle_leaves_a_journal_of_ours"),

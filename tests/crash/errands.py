@@ -139,6 +139,12 @@ async def crossing(run: Run, kind: str) -> dict[str, str]:
 
 
 @agent(version="1")
+async def branch(run: Run, kind: str, order: str) -> list[str]:
+    """A call that a fork makes too, and a call that depends on the input."""
+    return [await TOOLS[kind](ORDER), await TOOLS[kind](order), await look("after")]
+
+
+@agent(version="1")
 async def mishap(run: Run, kind: str) -> dict[str, str]:
     """A look, the call under test, a look; and a bug, until it is fixed."""
     before = await look("before")

@@ -190,6 +190,7 @@ class Fate:
         self.wrap(Drive, "_start", lambda begin, *_: {"start"} if self.tool in (begin.tool.name, ANY) else set())
         self.wrap(SqlStore, "decide", lambda *_, **__: {"decide"})
         self.wrap(SqlStore, "reopen", lambda *_, **__: {"reopen"})
+        self.wrap(SqlStore, "insert_fork", lambda *_: {"fork"})
         for store in (SqlStore, PostgresStore):
             self.wrap(store, "post", lambda *_, **__: {"post"})
         self.wrap(SqlStore, "notice_done", lambda *_: {"told"})

@@ -78,7 +78,8 @@ def replay_does_not_compare() -> None:
 def replay_delivers_in_order_of_calls() -> None:
     real = replaying.replay
 
-    def replay(machine: Any, events: Sequence[Event], load: Any, begun: Any = None, *, until: int | None = None) -> Any:
+    def replay(machine: Any, events: Sequence[Event], load: Any, begun: Any = None, *, until: int | None = None, past: Any = None) -> Any:
+        assert past is None, "a history in the right order would undo this"
         places = [place for place, event in enumerate(events) if isinstance(event.body, ToolCallCompleted)]
         shuffled = list(events)
         for place, event in zip(places, sorted((events[place] for place in places), key=lambda event: event.call or 0), strict=True):

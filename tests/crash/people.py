@@ -64,6 +64,24 @@ def reopen(
     asyncio.run(main())
 
 
+def fork(folder: str, report: str, run_id: str, fork_id: str, live: bool, how: dict[str, Any], die: Sequence[Any] = ()) -> None:
+    """Make a fork of the run; what came of it."""
+    url, chosen = prepare(folder)
+    if die:
+        fate.seal(die)
+
+    async def main() -> None:
+        async with Perdure(url, agents=AGENTS.values(), settings=chosen) as app:
+            try:
+                await (app.live_fork if live else app.fork)(run_id, id=fork_id, **how)
+            except Conflict as refused:
+                tell(report, answer=type(refused).__name__)
+            else:
+                tell(report, answer="done")
+
+    asyncio.run(main())
+
+
 class Barrier:
     """Two processes that reach the same place at the same moment: each waits in a loop for the other."""
 

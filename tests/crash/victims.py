@@ -34,8 +34,19 @@ from perdure.store.sql import SqlStore
 AGENTS: dict[str, Agent[Any, Any]] = {
     found.name: found
     for found in (
-        *(chores.chores, chores.sleeper, chores.asker, chores.hasty, chores.racing, chores.fickle, errands.errand, errands.mishap),
-        *(errands.lives, errands.crossing),
+        *(
+            chores.chores,
+            chores.sleeper,
+            chores.asker,
+            chores.hasty,
+            chores.racing,
+            chores.fickle,
+            errands.branch,
+            errands.errand,
+            errands.mishap,
+            errands.lives,
+            errands.crossing,
+        ),
         *(petitions.petition, petitions.vigil, petitions.forum, petitions.council),
         *(late.orderer, late.holder),
         *(clans.clan, clans.kin, clans.spender, clans.purse, clans.heir, clans.household, clans.listener),

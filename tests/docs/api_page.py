@@ -168,7 +168,7 @@ if __name__ == "__main__":
     Group(
         "What they return",
         "Records of the app's methods. Times named `…_at` and `ts` are microseconds since 1970, in UTC.",
-        "RunInfo RunningCall FailureInfo RunStatus Event RunState CallState ApprovalRow CostRow UndoPlan Reopened ReopenedCall Deed "
+        "RunInfo RunningCall FailureInfo RunStatus Event RunState CallState ApprovalRow CostRow UndoPlan Reopened ReopenedCall LiveFork Deed "
         "Fork Diff CallPath DiffCall DiffLine Inspection InspectedTask InspectedFrame Variable Awaited RaisedError",
     ),
     Group(

@@ -341,7 +341,7 @@ def test_before_a_deploy_every_unfinished_run_gets_a_verdict(desk: Desk, count: 
     assert desk("replay", "--all", "--live-only", "same.py") == f"{count} unfinished runs: {count} go on with this code\n"
     (desk.folder / "newer.py").write_text(WAITERS.replace('version="1"', 'version="2"'))
     told = desk("replay", "--all", "--live-only", "newer.py")
-    assert "run w1 (waiting): has version 1; this code is 2 and asks for the same calls\n    adopt it: perdure resume w1 --adopt" in told
+    assert "run w1 (waiting): has version 1; this code is 2 and can go on with it\n    adopt it: perdure adopt w1" in told
     assert told.endswith(f"{count} unfinished runs: {count} go on if this version adopts them\n")
     (desk.folder / "broken.py").write_text(WAITERS.replace("await look(order)", 'await look("?" + order)'))
     told = desk("replay", "--all", "--live-only", "broken.py", code=7)

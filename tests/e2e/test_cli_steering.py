@@ -216,11 +216,11 @@ def test_adopt_is_suggested_with_the_file_that_was_given_and_only_where_it_fits(
     (desk.folder / "other.py").write_text(code.replace("    # another one\n", '    await tell("first")\n'))
     fits = desk.refusal("resume", "r", "new.py:pager")
     words = shlex.split(fits.rpartition(": ")[2])
-    assert words == ["perdure", "resume", "r", "new.py:pager", "--adopt"]
-    assert "--adopt" not in (differs := desk.refusal("resume", "r", "other.py:pager"))
+    assert words == ["perdure", "adopt", "r", "new.py:pager"]
+    assert "adopt" not in (differs := desk.refusal("resume", "r", "other.py:pager"))
     assert "it cannot go on with the run, because it asks for something else: " in differs
     assert differs.endswith("the difference again: perdure replay r other.py:pager")
-    assert "--adopt" not in desk.refusal("run", "other.py:pager", "--id", "r")
+    assert "adopt" not in desk.refusal("run", "other.py:pager", "--id", "r")
     told = desk(*words[1:]).stdout
     assert told.endswith("or here: perdure resume r new.py:pager\n")
     assert desk.types("r")[-1] == "run_adopted"

@@ -739,7 +739,7 @@ def test_a_worker_takes_only_from_its_queues_and_list_says_what_nobody_serves(de
 
 
 def test_runs_of_a_version_that_nobody_serves_are_shown_and_adopted(desk):
-    desk("run", "control.py:thinker", "--id", "old", "--detach")
+    desk("run", "control.py:thinker", "--id", "old", "--detach", "--version", "1")
     desk("run", "control.py:chat", "--id", "talk", code=3)
     code = (desk.folder / "control.py").read_text()
     (desk.folder / "control.py").write_text(code.replace('"1")\nasync def thinker', '"2")\nasync def thinker'))
@@ -752,8 +752,8 @@ def test_runs_of_a_version_that_nobody_serves_are_shown_and_adopted(desk):
     worker.terminate()
     worker.wait(20)
     refused = desk.refusal("resume", "old")
-    assert refused.rstrip().endswith("which fits its journal: perdure resume old --adopt")
-    assert desk.refusal("resume", "old", "control.py:thinker").rstrip().endswith("perdure resume old control.py:thinker --adopt")
+    assert refused.rstrip().endswith("which fits its journal: perdure adopt old")
+    assert desk.refusal("resume", "old", "control.py:thinker").rstrip().endswith("perdure adopt old control.py:thinker")
     said = desk("resume", "old", "control.py:thinker", "--adopt").stdout
     assert said.startswith("run old goes on with version 2; nothing of it has run yet; a worker that serves it goes on with it, or here: ")
     assert said.rstrip().endswith("perdure resume old control.py:thinker")

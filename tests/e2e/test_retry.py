@@ -289,7 +289,7 @@ def test_an_undone_run_is_not_reopened(one: Desk) -> None:
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------------------------
-def typed(desk: Desk, answer: str, *args: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, str]:
+def typed(desk: Any, answer: str, *args: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, str]:
     """Run the program on a terminal, type the answer to its question, and return its exit code and all that it wrote.
 
     `meanwhile` is called when the question is there, before the answer.

@@ -119,7 +119,7 @@ def test_every_journal_replays_with_the_agents_that_wrote_it(golden: Golden) -> 
         events = [line.event for line in lines]
         state = fold(events)
         assert state.created is not None
-        agent = agents.get((state.created.agent, state.version))
+        agent = agents.get((state.created.agent, state.version or "1"))  # a run that has not begun has no version
         if agent is None:
             assert run_id.endswith("/undo")  # the only agent that perdure makes itself, from the calls of another run
             continue

@@ -356,7 +356,7 @@ STORE = (
         promise="G12",
         file="store/claims.py",
         where="_check_resumable",
-        old="    if row.version not in versions:",
+        old="    if row.version not in (NO_VERSION, *versions):",
         new="    if False:",
         red="tests/conformance/test_sqlite.py::TestSqliteInMemory::test_a_worker_takes_only_versions_that_it_serves",
         store="sqlite",
@@ -371,6 +371,7 @@ STORE = (
         new="ON l.agent = s.value ->> 0\nWHERE (:queues IS NULL OR l.queue IN (SELECT value FROM json_each(:queues)))\n    AND EXISTS",
         red="tests/conformance/test_sqlite.py::TestSqliteInMemory::test_a_worker_takes_only_versions_that_it_serves",
         store="sqlite",
+        says="StoreError",
     ),
     Mutant(
         name="paused_runs_are_resumed_by_name",

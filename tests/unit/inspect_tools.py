@@ -234,7 +234,7 @@ def make_waiting(path: Path | str) -> None:
         await app.start(circling, id="circling")
         await app.start(hurried, id="hurried")
         await app.start(buy, "o-2", id="forced")
-        await app.start(sleeper, 1.0, id="later", not_before=timedelta(hours=2))
+        await app.start(sleeper, 1.0, id="later", not_before=timedelta(hours=2), version="1")
         await app.start(refunds, "o-2", 900, id="bought")
         await app.start(refunds, "o-3", 900, id="refused")
         await app.pause("paused", by="ann", reason="the bank is closed")

@@ -46,6 +46,7 @@ DOORS: dict[str, dict[str, Any]] = {
     "retry": {},
     "rewind": {"to": 2},
     "fork": {},
+    "live_fork": {},
     "diff": {"other": "ended"},
 }
 LOOKS = ["info", "status", "result", "events", "follow", "state", "inspect"]

@@ -783,9 +783,10 @@ def test_driving_a_run_by_name_after_a_restart_drives_everything_below_it(tmp_pa
     assert run(main()) == [4, 9]
 
 
-def test_a_child_of_another_version_waits_for_a_worker_that_has_it(tmp_path: Path) -> None:
+def test_a_child_that_has_begun_waits_for_a_worker_that_has_its_version(tmp_path: Path) -> None:
     def kid(version: str) -> Agent[Any, Any]:
         async def kid(run: Run) -> str:
+            await run.receive("go")
             return f"kid {version}"
 
         return Agent(kid, version=version)
@@ -804,6 +805,9 @@ def test_a_child_of_another_version_waits_for_a_worker_that_has_it(tmp_path: Pat
             worker = await local(app)._working()
             await worker._take_up("p")
             await until(lambda: status_of(app, "p") == "waiting")
+            await worker._take_up("p/1")
+            await until(lambda: status_of(app, "p/1") == "waiting")
+            await app.signal("p/1", "go")
         async with perdure(tmp_path / "db", [parent(new)]) as app, at_work(app):
             await asyncio.sleep(0.1)
             assert status_of(app, "p/1") == "queued"

@@ -72,7 +72,7 @@ def test_a_run_waits_for_the_code_that_it_was_begun_with(tmp_path: Path) -> None
                 row = await app.handle("r").row()
                 assert (row.status, row.holder) == ("queued", None)  # ready, and no worker here claims it
             before, after = flow(old, None).version, flow(new, None).version
-            said = rf"run r was begun with version {before} of agent flow, and here is {after}\nuse the old code, .* perdure resume r FILE\.py:flow --adopt"
+            said = rf"run r was begun with version {before} of agent flow, and here is {after}\nuse the old code, .* perdure adopt r FILE\.py:flow"
             with pytest.raises(WrongVersion, match=said):
                 await app.engine.drive("r")
             assert [event.type for event in await app.handle("r").events()].count("run_claimed") == 1
@@ -86,13 +86,13 @@ def test_another_version_is_an_unknown_agent_of_a_kind_of_its_own() -> None:
     assert issubclass(WrongVersion, UnknownAgent)
 
 
-def test_starting_the_same_id_under_another_version_is_the_same_run_in_its_old_version(tmp_path: Path) -> None:
+def test_starting_the_same_id_under_another_version_is_the_same_run_in_the_version_that_was_named_first(tmp_path: Path) -> None:
     async def either(run: Run) -> str:
         return run.version
 
     async def main() -> None:
         async with perdure(tmp_path / "db", [flow(either, "1")]) as app:
-            await app.start("flow", id="r")
+            await app.start("flow", id="r", version="1")
         async with perdure(tmp_path / "db", [flow(either, "2")]) as app:
             handle = await app.start("flow", id="r")
             assert (await handle.row()).version == "1"

@@ -162,6 +162,8 @@ def test_every_edit_of_the_row_is_found_and_called_the_projection(store: Store, 
         (before,) = other.execute(f"SELECT {column} FROM perdure_runs WHERE id = ?", (key,)).fetchall()[0]
         # When the row was last touched may be later than its last event, but never earlier.
         for edited in [1] if column == "updated_at" else [77] if column == "id" else [*edits(before), "~"]:
+            if edited == before:
+                continue
             try:
                 other.execute(f"UPDATE perdure_runs SET {column} = ? WHERE id = ?", (edited, key))
             except apsw.ConstraintError:

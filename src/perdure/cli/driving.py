@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -26,11 +25,10 @@ from perdure.core.state import fold
 from perdure.engine.api import Reading
 from perdure.errors import AlreadyRunning, Conflict, PerdureError, StoreCorrupt, StoreUnavailable, WrongVersion
 from perdure.inspect.branches import known_calls
-from perdure.inspect.replay import Different, Same, compare
 from perdure.inspect.resuming import open_call_words
 from perdure.inspect.text import clip, plural
 from perdure.inspect.view import begins_later
-from perdure.store.api import FINISHED, ApprovalFilter, RunRow, Served, WorkerRow
+from perdure.store.api import FINISHED, NO_VERSION, ApprovalFilter, RunRow, Served, WorkerRow
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
@@ -103,7 +101,7 @@ _SHOWN = frozenset(
     "model_call_initiated model_call_completed model_call_failed plan_generated "
     "status_reported thought_recorded decision_made cancel_requested attention_needed approval_requested approval_voted approval_decided "
     "approval_escalated approval_expired approval_withdrawn signal_received child_started child_finished run_paused run_unpaused "
-    "run_adopted pin_changed budget_exceeded budget_raised run_reopened".split()
+    "run_adopted pin_changed budget_exceeded budget_raised run_reopened run_forked".split()
 )
 
 
@@ -143,25 +141,28 @@ async def check_version(app: Perdure, row: RunRow, given: str) -> None:
     The hint suggests --adopt only if this code asks for the calls that the journal has.
     """
     here = [served for served in app.versions if served.agent == row.agent]
-    if not here or row.version in [served.version for served in here] or row.status in FINISHED:
+    if not here or row.version in [NO_VERSION, *(served.version for served in here)] or row.status in FINISHED:
         return
     agent = app.versions[here[-1]]
 
-    def replayed() -> Same | Different:
+    def in_the_way() -> PerdureError | None:
         events = app.reading.read(row.run_id)
-        state = fold(events)
-        state.version = agent.version
-        make = partial(agent.machine_of, load=app.load, max_steps=app.settings.max_steps)
-        return compare(row.run_id, events, state, make, app.load)
+        try:
+            agent.adoption(fold(events), events, app.load, app.settings.max_steps, by="perdure", note=None)
+        except PerdureError as error:
+            return error
+        return None
 
-    found = await asyncio.to_thread(replayed)  # in a thread, because it runs an agent: see Perdure.adopt
+    found = await asyncio.to_thread(in_the_way)  # in a thread, because it runs an agent: see Perdure.adopt
     message = f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and this code is {_versions(here)}"
     words = f" {given}" if given else ""
-    if isinstance(found, Same):
-        adopt = f"{shell.command('resume', row.run_id)}{words} --adopt"
+    if found is None:
+        adopt = f"{shell.command('adopt', row.run_id)}{words}"
         raise WrongVersion(message, hint=f"use the old code, or let this code go on with it, which fits its journal: {adopt}")
+    if isinstance(found, Conflict):
+        raise WrongVersion(f"{message}; {found}", hint=found.hint)
     raise WrongVersion(
-        f"{message}; it cannot go on with the run, because it asks for something else: {clip(found.difference, 200)}",
+        f"{message}; it cannot go on with the run, because it asks for something else: {clip(str(found), 200)}",
         hint=f"use the code of version {row.version}, or end the run ({shell.command('cancel', row.run_id)}) and begin another one; "
         f"the difference again: {shell.command('replay', row.run_id)}{words}",
     )

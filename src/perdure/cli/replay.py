@@ -17,12 +17,12 @@ from perdure.cli import common
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children
 from perdure.engine.api import Reading
 from perdure.engine.local.sandbox import guard
-from perdure.errors import InvalidInput, UnknownAgent
+from perdure.errors import Conflict, InvalidInput, PerdureError, UnknownAgent
 from perdure.inspect.replay import Different, Same, compare
 from perdure.inspect.text import plural
 from perdure.inspect.view import all_rows, loader, read_run, require
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, Filter, RunRow
+from perdure.store.api import FINISHED, NO_VERSION, Filter, RunRow
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
@@ -115,11 +115,12 @@ def _before_a_deploy(words: tuple[str, ...], tools: str | None, settings: Settin
     counts: Counter[Verdict] = Counter()
     with common.existing_runs(url) as store:
         live = [(row, agent) for row, agent in _every(store, words, tools) if row.status not in FINISHED and row.specimen is None]
-        found: Iterator[Same | Different] = (_compare(store, row, agent, settings) for row, agent in live)
+        found: Iterator[Same | Different] = (_preview(store, row, agent, settings) for row, agent in live)
         if len(live) >= _MANY and (cores := len(os.sched_getaffinity(0))) > 1:
             found = _in_processes(live, words, tools, url, cores)
         for (row, agent), one in zip(live, common.with_progress(found, len(live)), strict=True):
-            verdict: Verdict = "diverges" if not one.same else "goes on" if row.version == agent.version else "goes on if adopted"
+            without = row.version in (NO_VERSION, *agent.former_versions, agent.version)
+            verdict: Verdict = "diverges" if not one.same else "goes on" if without else "goes on if adopted"
             counts[verdict] += 1
             if as_json:
                 versions = {"version": row.version, "this_version": agent.version}
@@ -145,8 +146,12 @@ _MANY = 64  # for fewer runs, it takes longer to start more processes than they 
 
 def _verdict(verdict: Verdict, found: Same | Different, row: RunRow, agent: Agent[Any, Any], options: str) -> Iterator[str]:
     if isinstance(found, Same):
-        yield f"run {row.run_id} ({row.status}): has version {row.version}; this code is {agent.version} and asks for the same calls"
-        yield f"    adopt it: {shell.command('resume', row.run_id)} --adopt{options}"
+        yield f"run {row.run_id} ({row.status}): has version {row.version}; this code is {agent.version} and can go on with it"
+        yield f"    adopt it: {shell.command('adopt', row.run_id)}{options}"
+        return
+    if row.version == NO_VERSION:
+        yield f"run {row.run_id} ({row.status}): has not begun, and would fail with this code"
+        yield f"    {found.difference}"
         return
     place = "" if found.seq is None else f" at event {found.seq}"
     yield f"run {row.run_id} ({row.status}): diverges{place}; it needs version {row.version}"
@@ -183,7 +188,7 @@ def _begin_process(words: tuple[str, ...], tools: str | None, url: str | None) -
 
 def _compare_there(which: tuple[str, str]) -> Same | Different:
     run_id, agent = which
-    return _compare(_here["store"], require(_here["store"], run_id), _here["agents"][agent], _here["settings"])
+    return _preview(_here["store"], require(_here["store"], run_id), _here["agents"][agent], _here["settings"])
 
 
 def _one(
@@ -214,6 +219,25 @@ def _is_history(row: RunRow, agent: Agent[Any, Any]) -> bool:
     from perdure.agent import source_digest
 
     return row.status in FINISHED and row.version != agent.version and agent.version != source_digest(agent.fn)
+
+
+def _preview(store: Reading, row: RunRow, agent: Agent[Any, Any], settings: Settings) -> Same | Different:
+    """What a deploy of this code means for an unfinished run: can the run begin with it, or go on with it?"""
+    reading, load = read_run(store, row.run_id), loader(store)
+    state = reading.state
+    if state.started_seq is None and state.created is not None:
+        misfit = agent.input_misfit(state.created, load)
+        return Same(row.run_id, state.status, 0, 0) if misfit is None else Different(row.run_id, state.status, None, None, misfit)
+    found = _compare(store, row, agent, settings)
+    if found.same or row.version == agent.version:
+        return found
+    try:
+        agent.adoption(state, reading.events, load, settings.max_steps, by="perdure", note=None)
+    except Conflict as error:
+        return Different(row.run_id, state.status, None, None, str(error))
+    except PerdureError:
+        return found
+    return Same(row.run_id, state.status, 0, len(state.calls))
 
 
 def _compare(store: Reading, row: RunRow, agent: Agent[Any, Any], settings: Settings) -> Same | Different:

@@ -10,6 +10,7 @@ import click
 
 from perdure import shell
 from perdure.cli import common
+from perdure.cli.adopt import adopt_one
 from perdure.cli.driving import check_version, drive_or_take_over, finish, log_to_stderr, what_resuming_does
 from perdure.cli.target import load_target, recorded_target, with_children, with_tools
 from perdure.cli.who import os_user
@@ -17,7 +18,6 @@ from perdure.core.events import RunUnpaused, Terminal
 from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
 from perdure.errors import Conflict, InvalidInput, StoreCorrupt
-from perdure.inspect.text import plural
 from perdure.inspect.view import begins_later, require
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
@@ -99,7 +99,7 @@ async def _resume(
         if row.status in FINISHED:
             return finish(app, row, as_json=as_json, url=url)  # reading a result needs no code
         if adopt:
-            return await _adopt(app, row, given, url=url, as_json=as_json)
+            return await adopt_one(app, row, given, by=os_user(), note="perdure resume --adopt", dry_run=False, url=url, as_json=as_json)
         if row.status == "paused" or (begins_later(row, common.now_at(app.reading)) and not now):
             return finish(app, row, as_json=as_json, url=url)  # code 3: the run waits, and the line says for what
         await check_version(app, row, given)
@@ -117,27 +117,3 @@ async def _record_early(app: Perdure, run_id: str) -> None:
         await app.engine.post(run_id, RunUnpaused(by=os_user(), note="perdure resume --now", early=True))
     except Conflict:
         pass  # the run has begun meanwhile
-
-
-async def _adopt(app: Perdure, row: RunRow, given: str, *, url: str | None, as_json: bool) -> int:
-    """Adopt the run and the unfinished runs below it, except the runs whose version this process has."""
-    adopted = []
-    for one in (row, *app.reading.family(row.run_id)):
-        here = [served.version for served in app.versions if served.agent == one.agent]
-        if here and one.version not in here:
-            await app.adopt(one.run_id, by=os_user(), note="perdure resume --adopt")
-            adopted.append(one.run_id)
-    after = await app.handle(row.run_id).row()
-    if as_json:
-        common.out_json({"run_id": row.run_id, "status": after.status, "version": after.version, "adopted": adopted})
-        return common.SUCCEEDED
-    others = len([one for one in adopted if one != row.run_id])
-    also = f", and {plural(others, 'run')} below it" if others else ""
-    if adopted:
-        said = f"run {row.run_id} goes on with version {after.version}{also}; nothing of it has run yet"
-    else:
-        said = f"run {row.run_id} has version {after.version}, which this code is: there is nothing to adopt"
-    early = "--now" if begins_later(after, common.now_at(app.reading)) else ""
-    resume = " ".join(word for word in (shell.command("resume", row.run_id), given, early) if word) + common.url_words(url)
-    common.out(common.clean(f"{said}; a worker that serves it goes on with it, or here: {resume}"))
-    return common.SUCCEEDED

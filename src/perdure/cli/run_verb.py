@@ -53,6 +53,9 @@ from perdure.store.postgres.driver import require_psycopg
     type=click.Choice(get_args(OnExceed)),
     help="When the budget is used up: pause until the budget is raised, or fail the call. Default: as the agent declares.",
 )
+@click.option(
+    "--version", metavar="V", help="Only this version of the agent may begin the run. Default: that of the worker that claims it."
+)
 @click.option("--detach", is_flag=True, help="Only start the run, for a worker to drive, and print its id.")
 @click.option(
     "--no-wait", is_flag=True, help="Exit with code 3 at any wait, also for timers and retries; with 8 if a worker holds the run."
@@ -74,6 +77,7 @@ def command(
     not_before: str | None,
     budget_usd: str | None,
     on_exceed: OnExceed | None,
+    version: str | None,
     detach: bool,
     no_wait: bool,
     url: str | None,
@@ -94,10 +98,10 @@ def command(
     if after is not None:
         kwargs["history"] = _history(settings, loaded.agent, kwargs, after, tenant)
     encoded = loaded.agent.bind(args, kwargs)
-    start = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
+    start = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority, "version": version}
     typed = " ".join([shell.quote(target), *([] if tools is None else ["--tools", shell.quote(tools)])])
     at = None if not_before is None else parse_future(not_before, common.now_us(), "--not-before")
-    wanted = _Wanted(loaded, encoded, at, {**start, "budget": _budget(loaded.agent.budget, budget_usd, on_exceed)}, typed)
+    wanted = _Wanted(loaded, encoded, at, {**start, "budget": budget_of(loaded.agent.budget, budget_usd, on_exceed)}, typed)
     made = _place_without_journal(settings)
     if made is not None:
         common.open_with(settings).close()
@@ -142,7 +146,7 @@ def _place_without_journal(settings: Settings) -> str | None:
     return None if version else where
 
 
-def _budget(declared: Limits | None, usd: str | None, on_exceed: OnExceed | None) -> Limits | None:
+def budget_of(declared: Limits | None, usd: str | None, on_exceed: OnExceed | None) -> Limits | None:
     """The budget of the command line. Without --on-exceed, `on_exceed` comes from the agent's declared budget."""
     if usd is None and on_exceed is None:
         return None

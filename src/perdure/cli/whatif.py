@@ -115,7 +115,9 @@ def command(
         "text": compares_text,
     }
     with common.existing_runs(url) as store, _kept(state_file, question) as kept:
-        rows = list(islice(query.rows(store), limit))
+        # A stored rehearsal is no recorded run.
+        recorded = (row for row in query.rows(store) if (made := row.imported) is None or made.fork_of is None)
+        rows = list(islice(recorded, limit))
         work = _Work(rows, kept, asked, compares_text)
         interrupted = False
         try:
@@ -184,7 +186,7 @@ class _Work:
 
         for row in self._rows:  # all tasks share this iterator
             try:
-                verdict = judged(await forks.fork(row.run_id, self._agent), self._compares_text)
+                verdict = judged((await forks.fork(row.run_id, self._agent))[0], self._compares_text)
             except OverBudget:
                 self.found.left = f"the budget of {money(purse.limit or 0)} is used up"
             except NotReady as error:

@@ -15,7 +15,7 @@ from perdure.cli.target import recorded_target, words_for
 from perdure.errors import PerdureError
 from perdure.inspect.cost import budget_words
 from perdure.inspect.inside import InspectedFrame, failing_frame, look_inside
-from perdure.inspect.text import clip, moment, place_words, plural, span
+from perdure.inspect.text import clip, moment, place_words, plural, span, versioned
 from perdure.inspect.view import require
 from perdure.inspect.why.calls import CallInDoubt, Done
 from perdure.inspect.why.context import Holder, stopped_words
@@ -72,7 +72,7 @@ def _failing(store: Reading, row: RunRow, settings: Settings) -> InspectedFrame 
 def _print(page: Why, now: int, options: str) -> None:
     common.out(
         common.style(common.clean(f"run {page.run_id}"), bold=True)
-        + common.clean(f"  {page.agent}@{page.version}, tenant {page.tenant}{place_words(page.queue, page.priority)}")
+        + common.clean(f"  {versioned(page.agent, page.version)}, tenant {page.tenant}{place_words(page.queue, page.priority)}")
     )
     common.out(common.style(common.clean(page.sentence), common.STATUS_COLOURS.get(page.status), bold=True))
     if page.holder is not None and page.holder.lease_until is not None:
@@ -83,6 +83,8 @@ def _print(page: Why, now: int, options: str) -> None:
         common.out(common.clean(f"      {line}"))
     if page.parent is not None:
         common.out(common.clean(f"child of run {page.parent} (its call {page.parent_call}): {shell.command('why', page.parent)}{options}"))
+    if page.fork is not None:
+        common.out(common.clean(page.fork))
     if page.said:
         common.out(common.clean(f'the agent last reported: "{page.said}"'))
     for one in page.reopened[-REOPENED_SHOWN:]:

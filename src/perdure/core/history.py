@@ -42,6 +42,7 @@ from perdure.core.events import (
     ApprovalExpired,
     ApprovalRequested,
     ApprovalWithdrawn,
+    CallAnswered,
     CallRequestedAgain,
     CancelRequested,
     CheckpointTaken,
@@ -49,6 +50,7 @@ from perdure.core.events import (
     ChildStarted,
     DecisionMade,
     Event,
+    FrameChanged,
     ModelCallCompleted,
     ModelCallFailed,
     OutcomeReused,
@@ -102,6 +104,7 @@ WAKES = frozenset(
             ChildFinished,
             CancelRequested,
             OutcomeReused,
+            CallAnswered,
         ),
         *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
     )
@@ -135,7 +138,7 @@ def ends_wait(event: Event, *, of_tool: bool) -> bool:
             return body.outcome != "did_not_happen"
         case ApprovalDecided():
             return not (of_tool and body.granted)
-        case ToolCallCompleted() | ApprovalExpired() | ApprovalWithdrawn() | ChildFinished():
+        case ToolCallCompleted() | ApprovalExpired() | ApprovalWithdrawn() | ChildFinished() | CallAnswered():
             return True
         case _:
             return False
@@ -183,21 +186,25 @@ class History(Struct, frozen=True):
         return self.events[0] if self.events and type(self.events[0].body) is CheckpointTaken else None
 
 
-def history(events: Sequence[Event], until: int | None = None) -> History:
-    """The part of a journal that the agent knows. `until`: that it knew at this event, if no later one reopened the run.
+def history(events: Sequence[Event], state: RunState | None = None, *, until: int | None = None) -> History:
+    """The part of a journal that the agent knows. `state`: the fold of these events, if the caller has it.
+
+    `until`: the part that the agent knew at this event, if no later event reopened the run.
 
     The events between the first one and a checkpoint may be left out, if they are not needed or were removed.
     """
     kinds = {type(event.body) for event in events}
     if RunReopened in kinds:
-        return _with_branches(events, until)
+        return _with_branches(events, state, until)
     if CheckpointTaken not in kinds:
         return History(events, events)
     return History(life_at(events, until), events, sources=_sources(events))
 
 
-def _with_branches(events: Sequence[Event], until: int | None) -> History:
-    state = RunState()
+def _with_branches(events: Sequence[Event], state: RunState | None, until: int | None) -> History:
+    reopened = sum(type(event.body) is RunReopened for event in events)
+    # What is asked of the state at a `run_reopened` is the same after it. So with one of them, the fold of all events will do.
+    folded, state = state is not None and reopened == 1, state if state is not None and reopened == 1 else RunState()
     kept: list[Event] = []
     branches: list[Branch] = []
     requests: dict[int, Event] = {}
@@ -223,7 +230,8 @@ def _with_branches(events: Sequence[Event], until: int | None) -> History:
             made = {one.call for one in life if type(one.body) is CallRequestedAgain}
             open_before = inherited(life) - made
             kept += [one for one in dropped if one.call in open_before and one.call not in earlier.requests and not is_stated(one)]
-        state.apply(event)
+        if not folded:
+            state.apply(event)
         if branches and branches[-1].reopened > begun:
             waiting = branches[-1].earlier
             if event.call in waiting.requests and event.call not in again and type(body) is not CallRequestedAgain:
@@ -336,7 +344,7 @@ def _seq(event: Event) -> int:
 def _end_of_commit(events: Sequence[Event], place: int) -> int:
     """The seq of the last event in the commit of the `run_reopened` at this place."""
     reopened = events[place].seq
-    beside = (OutcomeReused, RunAdopted, ChildFinished)
+    beside = (OutcomeReused, RunAdopted, FrameChanged, ChildFinished)
     while place + 1 < len(events) and isinstance(events[place + 1].body, beside) and events[place + 1].cause == reopened:
         place += 1
     return events[place].seq
@@ -384,10 +392,18 @@ def add_outcome(outcomes: dict[int, list[Event]], event: Event, *, of_tool: bool
 def _is_the_same(state: RunState, number: int) -> bool:
     """If the agent makes this superseded call again, is it the same call? If not, nothing of the call has happened."""
     call = state.calls.get(number)
+    if call is None and number <= state.forked_numbers:
+        # The agent of a fork asks for an approval again: the people who decided about the run that was forked did not
+        # decide about this one. A child of that run has an outcome, or the fork starts a child of its own.
+        return number in state.children and state.children[number].ended is not None
     if call is None:
         return number in state.children or state.asks[number].outcome in ("approved", "rejected")
     if not call.begun:
         return False
+    if call.inherited and call.phase == "failed":
+        # It is never attempted in a fork. If it may have happened, its failure is its outcome. If not, the agent makes
+        # a new call.
+        return not is_repeatable(call) or is_certain_end(call)
     # The first attempt of a call uses the approval of the call. So after a failure that proves that nothing happened,
     # the agent makes a new call, and the new call needs a new approval.
     return not (call.phase == "failed" and call.approval is not None and is_repeatable(call) and not is_certain_end(call))

@@ -27,8 +27,10 @@ from perdure.core.events import (
     ApprovalVoted,
     ApprovalWithdrawn,
     AttentionNeeded,
+    BudgetDeclared,
     BudgetExceeded,
     BudgetRaised,
+    CallAnswered,
     CallRequestedAgain,
     CancelRequested,
     CheckpointTaken,
@@ -36,6 +38,7 @@ from perdure.core.events import (
     ChildStarted,
     DecisionMade,
     Event,
+    FrameChanged,
     OutcomeReused,
     PatchMarked,
     PinChanged,
@@ -46,6 +49,7 @@ from perdure.core.events import (
     RunClaimed,
     RunCreated,
     RunFailed,
+    RunForked,
     RunPaused,
     RunReleased,
     RunReopened,
@@ -82,7 +86,9 @@ def person(event: Event) -> str | None:
             return by
         case ApprovalVoted(by=by) | ApprovalDecided(by=by) | SignalReceived(by=by) | RunAdopted(by=by) | BudgetRaised(by=by):
             return by
-        case RunReopened(by=by) | RunCancelled(forced_by=by):
+        case FrameChanged(by=by):
+            return by
+        case RunReopened(by=by) | RunForked(by=by) | RunCancelled(forced_by=by):
             return by
         case _:
             return None
@@ -138,6 +144,8 @@ def _of_call(event: Event) -> dict[str, Any]:
             return {"child": body.run_id, "status": body.status}
         case CallRequestedAgain():
             return {"anew": body.anew}
+        case CallAnswered():
+            return {"source": body.source, **_usage(body.usage)}
         case OutcomeReused():
             return {"of_seq": body.of}
         case _:
@@ -184,6 +192,9 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"note": body.note, "early": True}
         case RunRequeued() | RunUnpaused():
             return {"note": body.note}
+        case RunForked():
+            made = {"parent": body.parent, "at": body.at, "parent_head": body.head, "reason": body.reason, "edits": list(body.edits)}
+            return {**made, "other_input": body.input, "model": body.model}
         case RunReopened():
             calls = {"again": list(body.again), "children": list(body.children), "withdrawn": list(body.withdrawn)}
             return {"back_to": body.back_to, "reason": body.reason, "fresh": body.fresh, **calls}
@@ -192,8 +203,10 @@ def _of_run(event: Event) -> dict[str, Any]:
         case CheckpointTaken():
             left = len(image_in(body).requests)
             return {"state_digest": body.state.digest, "open_calls": left, "unread_signals": len(body.signals), "timers": len(body.timers)}
-        case RunAdopted():
+        case RunAdopted() | FrameChanged():
             return {"version_adopted": body.version, "note": body.note}
+        case BudgetDeclared():
+            return {"limits": msgspec.to_builtins(body.limits)}
         case RunCancelled():
             charged = {"unsettled": msgspec.to_builtins(body.unsettled)} if body.unsettled else {}
             return {"reason": body.reason, "forced": body.forced_by is not None, **charged}
@@ -298,8 +311,10 @@ class Trail:
         match event.body:
             case RunCreated():
                 self._created, self._version = event.body, event.body.version
-            case RunAdopted(version=version):
+            case RunAdopted(version=version) | FrameChanged(version=version):
                 self._version = version
+            case RunClaimed(version=version):
+                self._version = version or self._version
             case RunReopened():
                 self.reopened = True
 
@@ -421,7 +436,8 @@ class Audit:
     def _unseen(self, run_id: str) -> list[Event]:
         trail = self._trails.setdefault(run_id, Trail(run_id, self._load, payloads=self._payloads))
         events = self._store.read(run_id, trail.seq)
-        told = max(self._ended.pop(run_id, 0), self._reopened.pop(run_id, 0))
+        # The first events of a fork are copies: the lines of the run that was forked have them.
+        told = max(self._ended.pop(run_id, 0), self._reopened.pop(run_id, 0), copied_events(events))
         for event in events[:told]:
             trail.line(event)  # this line was yielded before the run was reopened
         return events[told:]
@@ -436,6 +452,12 @@ class Audit:
             if len(self._ended) > MAX_KNOWN_RUNS:
                 del self._ended[next(iter(self._ended))]
         return line
+
+
+def copied_events(events: Sequence[Event]) -> int:
+    """How many of these events of a run, from its first event on, are copies of events of the run that it was forked from."""
+    first = events[0].body if events else None
+    return first.inherited if isinstance(first, RunCreated) else 0
 
 
 # -- live -------------------------------------------------------------------------------------------------------------
@@ -479,7 +501,7 @@ class AuditLog:
         if trail is None or events[0].seq > trail.seq + 1:
             trail = self._trails[run_id] = Trail(run_id)
             events = self._with_history(run_id, events)
-            told_before = _told_before(events)
+            told_before = max(_told_before(events), copied_events(events))
         made = [(event.seq, trail.line(event)) for event in events if event.seq > trail.seq]
         if isinstance(events[-1].body, RunReleased | Terminal):
             self._trails.pop(run_id, None)

@@ -24,9 +24,10 @@ from perdure.core.events import (
     ChildStarted,
     Event,
 )
-from perdure.core.state import AskState, RunState
+from perdure.core.fork import copies
+from perdure.core.state import AskState, RunState, own_children
 from perdure.engine.api import Reading
-from perdure.errors import PerdureError, StoreCorrupt
+from perdure.errors import NotFound, PerdureError, StoreCorrupt
 from perdure.inspect.projection import same
 from perdure.inspect.text import limits_words
 from perdure.store.api import FINISHED, ApprovalRow, RunRow
@@ -61,6 +62,7 @@ def other_rows_problem(store: Reading, row: RunRow, state: RunState, events: Seq
     try:
         return (
             _parent_problem(store, row, relatives)
+            or _fork_problem(store, row, state, events)
             or _children_problem(store, row, state, events)
             or _approvals_problem(store, row, state)
             or budget_problem(store, row, state)
@@ -99,9 +101,31 @@ def _parent_problem(store: Reading, row: RunRow, relatives: Relatives) -> Incons
     return None
 
 
+def _fork_problem(store: Reading, row: RunRow, state: RunState, events: Sequence[Event]) -> Inconsistency | None:
+    """Are the first events of a fork those of the run that it was made from? Nothing is known if that run is not here."""
+    forked, imported = state.forked, row.imported
+    if forked is None or (imported is not None and imported.fork_of is None) or store.get(forked.parent) is None:
+        return None
+    said = f"event {state.inherited + 1} says that the events before it were copied from run {forked.parent}, and"
+    recorded = store.read(forked.parent)[: state.inherited]
+    try:
+        head = store.hash_at(forked.parent, state.inherited).hex()
+    except NotFound:
+        return Inconsistency(f"{said} that run has only {len(recorded)} events", state.inherited + 1)
+    if head != forked.head:
+        return Inconsistency(f"{said} event {state.inherited} there has another hash", state.inherited + 1)
+    for copy, event in zip(copies(recorded, row.run_id)[1:], events[1 : state.inherited], strict=True):
+        if copy != event:
+            return Inconsistency(f"{said} event {event.seq} there is another one", event.seq)
+    return None
+
+
 def _children_problem(store: Reading, row: RunRow, state: RunState, events: Sequence[Event]) -> Inconsistency | None:
+    own = set(own_children(state))
     for event in events:
         body = event.body
+        if isinstance(body, ChildStarted | ChildFinished) and body.run_id not in own:
+            continue  # in a fork: a child of the run that was forked
         if isinstance(body, ChildStarted):
             child = store.get(body.run_id)
             if child is None:

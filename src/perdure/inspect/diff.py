@@ -89,9 +89,9 @@ class Diff(Struct, frozen=True):
 
 
 # -- paths ------------------------------------------------------------------------------------------------------------
-def path_of(name: str, events: Sequence[Event], load: Callable[[Payload], bytes]) -> CallPath:
-    """The path of a recorded run."""
-    state = fold(events)
+def path_of(name: str, events: Sequence[Event], load: Callable[[Payload], bytes], state: RunState | None = None) -> CallPath:
+    """The path of a recorded run. `state`: the fold of its events, if the caller has it."""
+    state = state or fold(events)
     error = None if state.failure is None else _failed(state.failure)
     output = None if state.output is None else codec.decode(load(state.output))
     return CallPath(name, calls_of(events, load), state.status, state.used, output, error)

@@ -36,7 +36,7 @@ from perdure import shell
 from perdure.core import codec, identity
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, Event, decode_body, payloads
-from perdure.core.state import RunState
+from perdure.core.state import RunState, own_children
 from perdure.engine.api import Reading
 from perdure.engine.artifacts import allowed, opened
 from perdure.errors import InvalidInput, NotFound, StoreCorrupt
@@ -346,7 +346,7 @@ def _family(store: Reading, run_id: str) -> Iterator[_Journal]:
         one = waiting.pop(0)
         run, lines, state = _journal(require(store, one), store.stored(one))
         yield run, lines, state
-        waiting += [child.run_id for child in state.children.values()]
+        waiting += own_children(state)
         if store.get(undo := identity.undo_id(one)) is not None:
             waiting.append(undo)
 
@@ -651,7 +651,7 @@ class _Reading:
         if verdict.problem is None and self._bad:
             raise StoreCorrupt(f"{self._path}: {_other_content(min(self._bad))}")
         self._all_sound = self._all_sound and verdict.problem is None
-        self._expected |= {child.run_id for child in checked.state.children.values()} - self._seen
+        self._expected |= set(own_children(checked.state)) - self._seen
         return verdict, checked
 
     def _problem(self, run: RunLine, events: int, checked: Verified) -> tuple[int | None, str | None]:

@@ -20,6 +20,7 @@ from perdure.core.events import (
     RunCancelled,
     RunClaimed,
     RunCreated,
+    RunForked,
     RunReleased,
     RunReopened,
     RunRequeued,
@@ -86,10 +87,18 @@ def specimen_row(run_id: str, state: RunState, events: Sequence[Event], input_di
 
     No worker holds a specimen, and it is never ready.
     """
-    fixed = _fixed(state, input_digest, head)
+    rests = row_of(run_id, state, events, input_digest, head, specimen)
+    # A worker of the original journal holds the run, or has died. `right_row` computes a row that another worker could
+    # take over. A specimen keeps the status of its journal instead.
+    held = state.worker is not None and not state.finished
+    return replace(rests, ready_at=None, lost=0, status=state.status if held else rests.status)
+
+
+def row_of(run_id: str, state: RunState, events: Sequence[Event], input_digest: str, head: bytes, specimen: str | None = None) -> RunRow:
+    """The row of a run with this journal, if no worker holds it."""
     base = RunRow(
         run_id=run_id,
-        **fixed,
+        **_fixed(state, input_digest, head),
         status=state.status,
         waiting_for=None,
         ready_at=None,
@@ -99,11 +108,7 @@ def specimen_row(run_id: str, state: RunState, events: Sequence[Event], input_di
         updated_at=max(event.ts for event in events),
         specimen=specimen,
     )
-    rests = replace(base, **right_row(base, state, events, input_digest, head, has_post=False))
-    # A worker of the original journal holds the run, or has died. `right_row` computes a row that another worker could
-    # take over. A specimen keeps the status of its journal instead.
-    held = state.worker is not None and not state.finished
-    return replace(rests, ready_at=None, lost=0, status=state.status if held else rests.status)
+    return replace(base, **right_row(base, state, events, input_digest, head, has_post=False))
 
 
 def specimen_problem(row: RunRow, state: RunState, events: Sequence[Event], input_digest: str, head: bytes) -> str | None:
@@ -245,7 +250,9 @@ class _Resting:
 
 def _rest(events: Sequence[Event], row: RunRow) -> _Resting:
     resting, attention, cancelled, held = _Resting(events[0]), None, False, False
-    for event in events[1:]:
+    created = events[0].body
+    assert isinstance(created, RunCreated), created
+    for event in events[max(created.inherited, 1) :]:  # the copies in a fork say how another run stood
         body = event.body
         match body:
             case RunClaimed() | CheckpointTaken():  # only a worker that holds the run records a checkpoint
@@ -253,7 +260,7 @@ def _rest(events: Sequence[Event], row: RunRow) -> _Resting:
             case RunReleased():
                 held = False
                 resting.released(event, body, attention, row)
-            case RunReopened():
+            case RunReopened() | RunForked():
                 held, cancelled, attention = False, False, None
                 resting.reopened(event)
             case _ if not held:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perdure.core.budget import NOTHING, Amounts
-from perdure.core.events import ChildStarted
-from perdure.core.state import AskState, RunState, fold
+from perdure.core.state import AskState, RunState, fold, own_children
 from perdure.engine.api import Reading
 from perdure.errors import PerdureError, StoreCorrupt
 from perdure.inspect.consistency import approval_problem, approval_status, budget_problem
@@ -110,13 +109,12 @@ def _whole(amounts: Amounts) -> Amounts:
 def _family(store: Reading, run_id: str) -> Iterator[RunState]:
     """The state of the run and of every run below it, from their journals."""
     try:
-        events = store.read(run_id)
-        yield fold(events)
+        state = fold(store.read(run_id))
     except PerdureError:
         return  # the check of that run itself reports what is wrong
-    for event in events:
-        if isinstance(event.body, ChildStarted):
-            yield from _family(store, event.body.run_id)
+    yield state
+    for child in own_children(state):
+        yield from _family(store, child)
 
 
 def _shown(value: object) -> str:

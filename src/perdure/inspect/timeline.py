@@ -16,6 +16,7 @@ from perdure.core.events import (
     Event,
     PlanGenerated,
     RunCreated,
+    RunForked,
     StatusReported,
     ToolCallInitiated,
     ToolCallProposed,
@@ -61,6 +62,7 @@ class EventNames:
         self.steps: dict[int, PlanStep] = {}
         self.tools: dict[int, str] = {}
         self.keys: dict[int, str] = {}
+        self._created: RunCreated | None = None
         self._keys = CallKeys("", "")  # replaced at the run's first event; no call comes before it
         self.calls: dict[int, str] = {}  # call → its tool, the action of its approval, or the agent of its child
         self.began: dict[int, int] = {}  # call → when its last attempt began
@@ -70,7 +72,9 @@ class EventNames:
         if event.call is None:
             match event.body:
                 case RunCreated():
-                    self._keys = CallKeys.of(event.body)
+                    self._created, self._keys = event.body, CallKeys.of(event.body)
+                case RunForked(run_id=fork) if self._created is not None:
+                    self._keys = CallKeys.of(self._created, fork)
                 case PlanGenerated(plan=plan):
                     self._described = {name: description for name, _, description in steps_in(plain(plan, self._load))}
                 case StatusReported(text=text) if self._described is not None:

@@ -30,6 +30,7 @@ from perdure.core.events import (
     ChildStarted,
     DecisionMade,
     Event,
+    FrameChanged,
     ModelCallCompleted,
     ModelCallInitiated,
     PlanGenerated,
@@ -37,6 +38,7 @@ from perdure.core.events import (
     RunCancelled,
     RunClaimed,
     RunCreated,
+    RunForked,
     RunPaused,
     RunReopened,
     RunRequeued,
@@ -330,8 +332,19 @@ def _because(event: Event, before: Event | None) -> str | None:
     if before is None:
         return None
     match event.body:
-        case CancelRequested() | RunRequeued() | RunPaused() | RunUnpaused() | RunAdopted() | BudgetRaised() | SignalReceived():
+        case (
+            CancelRequested()
+            | RunRequeued()
+            | RunPaused()
+            | RunUnpaused()
+            | RunAdopted()
+            | FrameChanged()
+            | BudgetRaised()
+            | SignalReceived()
+        ):
             return f"{event.body.by}, outside the run, asked for it"
+        case RunForked(by=by, parent=parent):
+            return f"run {parent} was copied up to event {before.seq}, and {by}, outside the run, asked for it"
         case RunReopened(by=by):
             return f"the run stood at event {before.seq} ({before.type}), and {by}, outside the run, asked for it"
         case RunCancelled(forced_by=str() as by):

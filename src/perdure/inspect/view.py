@@ -37,6 +37,28 @@ class RunView(Struct, frozen=True):
         return reopenings(self.events) if self.state.reopened else []
 
     @property
+    def reopened_since(self) -> list[Reopening]:
+        """The reopenings of this run itself: without those of the run that it was forked from, and the first one of a live fork."""
+        forked = self.state.forked
+        return [one for one in self.reopenings if forked is None or one.seq > self.state.inherited + len(forked.edits) + 2]
+
+    @property
+    def fork(self) -> str | None:
+        """In words: of which run this is a fork, and what that means. None if it is no fork."""
+        forked, created = self.state.forked, self.state.created
+        if forked is None or created is None:
+            return None
+        made = f"a fork of run {forked.parent} at event {forked.at}, made by {forked.by}"
+        if created.rehearses is not None:
+            return f"{made}: a rehearsal, and nothing in it has touched the world"
+        return f"{made}: it is live; the events up to {self.state.inherited} were copied, and what they did was done by {forked.parent}"
+
+    @property
+    def inherited(self) -> set[int]:
+        """Of `superseded`: the calls and children of the run that this one was forked from."""
+        return {number for number in self.superseded if number <= self.state.forked_numbers}
+
+    @property
     def superseded(self) -> set[int]:
         """The numbers of the superseded calls, approvals and children, which the agent does not know any more."""
         if not self.state.reopened:
@@ -161,6 +183,7 @@ def run_record(
         "seq": state.seq,
         "epoch": state.epoch,
         "worker": state.worker if reading.past else row.holder,
+        "forked": None if state.forked is None else {**msgspec.structs.asdict(state.forked), "inherited": state.inherited},
         "reopened": [msgspec.structs.asdict(one) for one in reading.reopenings],
         "calls": [
             call_record(call, load, steps.get(call.number), at_work.get(call.number)) | {"superseded": call.number in superseded}

@@ -10,7 +10,8 @@ from perdure.core.suspects import ANY_SIZE, SUSPECT_CRASHES, Group, largest_grou
 from perdure.engine.api import Reading
 from perdure.inspect.text import iso, plural, seconds
 from perdure.settings import Queue
-from perdure.store.api import Backlog, RunRow, Served, WorkerRow
+from perdure.store.api import Backlog, RunRow, WorkerRow
+from perdure.store.api import serves as has_code
 
 
 class WorkerView(Struct, frozen=True):
@@ -116,7 +117,7 @@ def no_room(row: RunRow, backlog: Sequence[Backlog], limits: Mapping[str, Queue]
 
 def serves(worker: WorkerRow, row: RunRow) -> bool:
     """Would this worker claim the run?"""
-    return worker.alive and Served(row.agent, row.version) in worker.serves and (worker.queues is None or row.queue in worker.queues)
+    return worker.alive and has_code(worker.serves, row) and (worker.queues is None or row.queue in worker.queues)
 
 
 def name_of(worker: str, workers: Iterable[WorkerRow]) -> str:
@@ -131,7 +132,7 @@ def is_served(row: RunRow, workers: Iterable[WorkerRow]) -> bool:
 
 def version_served(row: RunRow, workers: Iterable[WorkerRow]) -> bool:
     """Does any live worker serve the run's version, on any queue?"""
-    return any(worker.alive and Served(row.agent, row.version) in worker.serves for worker in workers)
+    return any(worker.alive and has_code(worker.serves, row) for worker in workers)
 
 
 def missing(row: RunRow, workers: Iterable[WorkerRow]) -> str | None:

@@ -24,7 +24,7 @@ from perdure.core.budget import Amounts
 from perdure.core.budget import Charge as Charge
 from perdure.core.budget import Ledger as Ledger
 from perdure.core.events import AnyBody, Event, Failure, Reason
-from perdure.core.identity import ChainEntry, Sealed
+from perdure.core.identity import ChainEntry, Sealed, undo_id
 from perdure.core.rate import Rate
 from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status
@@ -71,7 +71,7 @@ class RunRow(Struct, frozen=True, gc=False):
 
     run_id: str
     agent: str
-    version: str
+    version: str  # or NO_VERSION
     tenant: str
     actor: str | None
     queue: str
@@ -110,6 +110,12 @@ class RunRow(Struct, frozen=True, gc=False):
 
         Every post calls this; triggers refuse all other writes to a specimen.
         """
+        imported = self.imported
+        if imported is not None and imported.fork_of is not None:
+            raise Conflict(
+                f"run {self.run_id} is a rehearsal, a fork of run {imported.fork_of}: no worker drives it, and it takes nothing",
+                hint=f"for a fork with effects: {shell.command('fork', imported.fork_of)} --at {imported.at} --live",
+            )
         if self.specimen is not None:
             raise Conflict(
                 f"run {self.run_id} is a specimen, an imported copy to look at: no worker drives it, and it accepts no post",
@@ -131,14 +137,16 @@ class RunRow(Struct, frozen=True, gc=False):
 
 
 class Specimen(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Where a specimen came from."""
+    """Where a specimen came from: from a file, or, if it is a stored rehearsal, from a run of this journal."""
 
-    file_sha256: str  # the SHA-256 of the imported file
+    file_sha256: str  # the SHA-256 of the imported file; empty for a rehearsal
     exported_at: str
     imported_at: int
-    by: str  # the person who imported it
+    by: str  # the person who imported it, or made the fork
     redacted: int = 0  # how many values of the whole file were redacted before it was written
     original_head: str | None = None  # only for a redacted copy: the head of the run in the original journal
+    fork_of: str | None = None  # only of a stored rehearsal: the run that was forked
+    at: int = 0  # … and the event after which the rehearsal begins
 
 
 class Watched(Struct, frozen=True, gc=False):
@@ -166,11 +174,21 @@ class Current(Struct, frozen=True, gc=False):
     running: tuple[OpenAttempt, ...] = ()  # the attempts under way, by the number of their call
 
 
+NO_VERSION = ""  # the version of a run that takes the version of the first worker that claims it
+
+
 class Served(Struct, frozen=True, gc=False):
     """An agent and one version of its code. The worker that serves it has this code."""
 
     agent: str
     version: str
+
+
+def serves(agents: Collection[Served], row: RunRow) -> bool:
+    """Does a worker with these agents serve the run? Any version of its agent serves a run without a version."""
+    if row.version == NO_VERSION:
+        return any(one.agent == row.agent for one in agents)
+    return Served(row.agent, row.version) in agents
 
 
 class Lease(Struct, frozen=True, gc=False):
@@ -487,6 +505,23 @@ class Whole(Struct, frozen=True, gc=False):
     def run_id(self) -> str:
         run_id: str = self.run[0]
         return run_id
+
+
+def undone(run_id: str, so: str) -> Conflict:
+    """The error for a run that has an undo: its journal says that calls have results, and their effects are undone."""
+    return Conflict(f"run {run_id} has been undone, or is being undone, by run {undo_id(run_id)}, so {so}; start a new run")
+
+
+class NewFork(Struct, frozen=True, gc=False):
+    """A fork to store: its row, its journal and what belongs to it."""
+
+    whole: Whole
+    parent: str  # the run that was forked; the fork uses its blobs and artifacts too
+    blobs: Sequence[bytes] = ()  # new ones
+
+    @property
+    def is_live(self) -> bool:
+        return self.whole.run[-1] is None  # else it is a rehearsal, kept as a specimen
 
 
 class ArtifactRow(Struct, frozen=True, gc=False):
@@ -871,7 +906,8 @@ class LeaseStore(Protocol):
     ) -> list[Claimed]:
         """Claim up to `limit` ready runs of the served agents in one commit.
 
-        Each claimed run gets epoch + 1 and a `run_claimed` event.
+        Each claimed run gets epoch + 1 and a `run_claimed` event. A run without a version takes the version in
+        `served`; if that has several versions of the agent, the last of them.
 
         Only runs in `queues` are claimed (None: all queues). `limits` say how many runs of one queue, and of one
         tenant in that queue, all workers together may hold at a time. Tenants take turns: among the tenants with a
@@ -1137,6 +1173,12 @@ class ArchiveStore(Protocol):
 
         Conflict if an id is taken, or belonged to a run that was pruned; then nothing is inserted. `artifacts` may be
         called again, like the `parts` of `take_in`.
+        """
+
+    def insert_fork(self, new: NewFork) -> None:
+        """Insert a fork in one transaction, with the blobs and artifacts that it shares with its parent.
+
+        Conflict if the id is taken, or belonged to a run that was pruned; NotFound if the parent was pruned meanwhile.
         """
 
     def missing_blobs(self, digests: Iterable[str]) -> list[str]:

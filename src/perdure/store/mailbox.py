@@ -15,6 +15,7 @@ from perdure.core.events import (
     BudgetRaised,
     CancelRequested,
     Event,
+    FrameChanged,
     RunAdopted,
     RunCancelled,
     RunCreated,
@@ -101,7 +102,7 @@ class Mailbox(Part):
             held = self._delivery.holds(row.holder)
             if expect is not None:
                 expect(row if held else structs.replace(row, holder=None))
-            if isinstance(body, RunAdopted) and held:
+            if isinstance(body, RunAdopted | FrameChanged) and held:
                 # The holder continues with its own code and would not append this event. So the row must not get the
                 # new version.
                 raise AlreadyRunning(f"run {run_id} is held by a worker that is not known to be dead; stop that process first")
@@ -299,6 +300,6 @@ def _is_news(cursor: Cursor, found: Row, body: AnyBody) -> bool:
             return cursor.change("remember_signal", (key_of(found), body.topic, body.key)) == 1
         case BudgetRaised():
             limits.raise_limits(cursor, key_of(found), run_row(found).run_id, body)
-        case RunAdopted():
+        case RunAdopted() | FrameChanged():
             queues.move(cursor, key_of(found), body.version)
     return True

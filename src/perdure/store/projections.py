@@ -10,6 +10,7 @@ from __future__ import annotations
 from perdure.core.budget import NOTHING, amounts_of
 from perdure.core.events import (
     ApprovalRequested,
+    BudgetDeclared,
     CheckpointTaken,
     ChildStarted,
     Event,
@@ -24,7 +25,7 @@ from perdure.store.api import Append, Charge, Refused
 from perdure.store.cursor import Cursor
 from perdure.store.delivery import Delivery
 
-CONSEQUENTIAL = frozenset((*notices.TOLD, CheckpointTaken, ChildStarted, RunSucceeded, RunFailed, RunCancelled))
+CONSEQUENTIAL = frozenset((*notices.TOLD, BudgetDeclared, CheckpointTaken, ChildStarted, RunSucceeded, RunFailed, RunCancelled))
 
 
 def consequential(append: Append) -> list[Event]:
@@ -58,6 +59,8 @@ class Consequences:
                     refused = approvals.consume(cursor, key, run.run_id, event, body, at)
                 case ApprovalRequested():
                     refused = approvals.insert(cursor, key, run.run_id, event, body)
+                case BudgetDeclared():
+                    limits.open_ledger(cursor, key, None, body.limits)  # only a run without a parent is started by name
                 case ChildStarted():
                     refused = family.start_child(cursor, run, event, body)
                 case CheckpointTaken():

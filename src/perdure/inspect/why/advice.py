@@ -19,7 +19,7 @@ from perdure.inspect.view import RunView, begins_later
 from perdure.inspect.why.calls import CallInDoubt, topics
 from perdure.inspect.why.context import Scene, Shortage, Undoing
 from perdure.inspect.why.waiting import Asked, Child, child_in_short
-from perdure.store.api import FINISHED, RunRow
+from perdure.store.api import FINISHED, RunRow, Specimen
 
 EDIT_CHARS = 100
 
@@ -125,7 +125,7 @@ class Orders:
             AdviceStep(self._perdure("worker", self.target), f"serve it, with the code of {self.agent} as it was in version {version}"),
             # Do not suggest the recorded target: it names the file of the old code. The new code may be elsewhere.
             AdviceStep(
-                self._perdure("resume", self.run, more=f"{new} --adopt"),
+                self._perdure("adopt", self.run, more=new),
                 f"or, if the plan is the same and only its tools have changed, {adopt}" if is_file else f"or {adopt}",
             ),
             AdviceStep(
@@ -158,7 +158,7 @@ class Orders:
             return [last, again]
         match reason:
             case "diverged":
-                began = state.created.version if state.created else "?"
+                began = state.began_with or "?"
                 which = f"that it began with (version {began})"
                 if state.version != began:
                     which = f"of version {state.version}, which goes on with it since (it began with version {began})"
@@ -284,7 +284,10 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     run's row.
     """
     row, state = scene.reading.row, scene.reading.state
-    if row.specimen is not None:
+    imported = row.imported
+    if imported is not None and imported.fork_of is not None:
+        return _look_at_fork(row.run_id, imported, options)
+    if imported is not None:
         return _look_at_specimen(row.run_id, options)
     orders = Orders(row, options, code, cancelled=state.cancel is not None)
     if scene.reading.row_was_edited:
@@ -323,6 +326,18 @@ def _look_at_specimen(run_id: str, options: str) -> list[AdviceStep]:
         AdviceStep(f"{shell.command('events', run_id)}{options}", "its journal; act on the run in the journal that it came from"),
         AdviceStep(f"{shell.command('verify', run_id)}{options}", "was the copy changed since it was written?"),
         AdviceStep(f"perdure prune --specimen {shell.quote(run_id)}{options}", "delete this copy, when you have seen enough"),
+    ]
+
+
+def _look_at_fork(run_id: str, made: Specimen, options: str) -> list[AdviceStep]:
+    assert made.fork_of is not None
+    live = f"{shell.command('fork', made.fork_of)} --at {made.at} --live{options}"
+    return [
+        AdviceStep(
+            f"{shell.command('diff', made.fork_of)} {shell.quote(run_id)}{options}", "where it differs from the run that was forked"
+        ),
+        AdviceStep(live, "the same with effects: it shows first what may happen twice"),
+        AdviceStep(f"perdure prune --specimen {shell.quote(run_id)}{options}", "delete this rehearsal, when you have seen enough"),
     ]
 
 

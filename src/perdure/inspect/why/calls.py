@@ -17,6 +17,7 @@ from msgspec import Struct
 from perdure.core.codec import Payload
 from perdure.core.decide import quiet_at
 from perdure.core.events import (
+    CallAnswered,
     ChildFinished,
     DecisionMade,
     Event,
@@ -50,6 +51,7 @@ from perdure.inspect.text import (
     shown,
     span,
     used,
+    versioned,
 )
 from perdure.inspect.timeline import steps_in, steps_of
 from perdure.inspect.view import RunView
@@ -250,7 +252,7 @@ def ended(scene: Scene) -> tuple[list[Ended], list[Ended]]:
     """
     state = scene.reading.state
     asks = [ask for ask in state.asks.values() if ask.request.tool is None and not ask.pending]
-    ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished)}
+    ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished | CallAnswered)}
     both: tuple[list[Ended], list[Ended]] = ([], [])
     undone = taken_back(state, scene.load)
     past = scene.reading.superseded
@@ -274,11 +276,11 @@ def superseded(scene: Scene) -> list[Done]:
 
     Calls that change nothing are left out, and so are calls that certainly did not happen.
     """
-    state, past = scene.reading.state, scene.reading.superseded
+    state, past = scene.reading.state, scene.reading.superseded - scene.reading.inherited
     undone = taken_back(state, scene.load) if past else {}
     calls = [call for number, call in sorted(state.calls.items()) if number in past and call.effect != "read" and not is_request(call.args)]
     found = [_done(call, scene, undone.get(call.number)) for call in calls if call.phase == "completed" or may_have_happened(call)]
-    ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished)}
+    ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished | CallAnswered)}
     found += [_returned(child, ends[number]) for number, child in state.children.items() if number in past and child.ended is not None]
     return sorted(found, key=lambda one: one.call)
 
@@ -344,7 +346,7 @@ def _decided(ask: AskState, scene: Scene) -> Done:
 def _returned(child: ChildState, seq: int) -> Done:
     return Done(
         call=child.number,
-        asked=called(f"{child.agent}@{child.version}", child.input, 48),
+        asked=called(versioned(child.agent, child.version), child.input, 48),
         outcome=outcome(child),
         places=[],
         key=None,
@@ -551,6 +553,7 @@ def _why_not(call: CallState, scene: Scene) -> str:
         "rate": "not sent: it waits for its turn under the rate limit",
         "budget": "not sent: there is not enough left in the budget",
         "handover": "not sent: its worker released the run first; it follows when another has the run",
+        "fork": "not sent: this is a rehearsal, which would make this call now",
     }[until]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.events import PinChanged, RunAdopted
+from perdure.core.events import FrameChanged, PinChanged, RunAdopted
 from perdure.core.prompt_deltas import is_request
 from perdure.core.state import CallState
 from perdure.engine.api import Reading
@@ -92,6 +92,7 @@ class Why(Struct, frozen=True):
     done_count: int
     not_done: list[Done]  # calls, approvals and children that failed, were rejected, expired or were cancelled
     not_done_count: int
+    fork: str | None  # in words: of which run this is a fork
     reopened: list[Reopening]  # where people let the run go on from an earlier event
     superseded: list[Done]  # superseded calls that happened or may have happened: their effects stay
     undoing: Undoing | None  # the run that undoes this run
@@ -172,7 +173,8 @@ def why(
         done_count=len(done),
         not_done=_ends(not_done),
         not_done_count=len(not_done),
-        reopened=scene.reading.reopenings,
+        fork=scene.reading.fork,
+        reopened=scene.reading.reopened_since,
         superseded=superseded(scene),
         undoing=scene.undoing,
         in_doubt=open_questions,
@@ -212,6 +214,8 @@ def _changed(scene: Scene) -> list[str]:
                 told.append(f"{pin.what} has changed since the run first used it ({pin.before} → {pin.after}, event {event.seq})")
             case RunAdopted() as adopted:
                 told.append(f"version {adopted.version} goes on with it: {adopted.by} says so (event {event.seq})")
+            case FrameChanged() as changed:
+                told.append(f"version {changed.version} goes on with it from its next turn on: {changed.by} says so (event {event.seq})")
     return told
 
 
