@@ -44,6 +44,8 @@ AGENTS: dict[str, Agent[Any, Any]] = {
             errands.branch,
             errands.errand,
             errands.mishap,
+            errands.lives,
+            errands.crossing,
         ),
         *(errands.lives, errands.crossing),
         *(petitions.petition, petitions.vigil, petitions.forum, petitions.council),

@@ -76,6 +76,12 @@ async def asking(run: Run) -> str:
 async def busy(run: Run) -> str:
     _, sent = await asyncio.gather(hold(), urgent())
     return sent
+
+@agent(version="1")
+async def long(run: Run) -> None:
+    if run.restored is None:
+        await run.checkpoint(1)
+    await run.receive("never")
 """
 
 
@@ -390,16 +396,19 @@ def test_who_prunes_and_moves_needs_the_rights_that_the_page_grants_and_each_of_
     keeper = as_login(desk, "keeper")
     desk("run", "shop.py:child", "order=o-1", "--id", "done")
     desk("run", "shop.py:asking", "--id", "a", code=3)
+    desk("run", "shop.py:long", "--id", "long", code=3)
     prune, copy = ("prune", "--older-than", "0s", "--url", keeper), ("copy", "--from", keeper, "--to", "sqlite:///there.db")
+    remove = ("prune", "--before-checkpoint", "long", "--yes", "--url", keeper)
     grants = re.findall(r"^GRANT [^;]+", KEEPER, re.M)
     with psycopg.connect(desk.url, autocommit=True) as owner:
         for grant in grants:
             owner.execute(grant.encode())
         for grant in grants:
             owner.execute(grant.replace("GRANT", "REVOKE", 1).replace(" TO ", " FROM ").encode())
-            refused = desk.run(*(copy if "perdure_moved" in grant else prune))
+            refused = desk.run(*(copy if "perdure_moved" in grant else remove if "UPDATE (removed" in grant else prune))
             assert (refused.returncode, "permission denied" in refused.stderr) == (2, True)
             owner.execute(grant.encode())
+    assert desk(*remove).startswith("removed 1 event, 0 blobs before checkpoints, of 1 run")
     assert desk(*prune).startswith("pruned 1 family, 1 run, ")
     assert ", 1 tombstone" in desk(*copy)
     assert "and was pruned at" in desk.refusal("show", "done", "--url", "sqlite:///there.db", code=6)

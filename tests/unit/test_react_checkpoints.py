@@ -113,7 +113,7 @@ def test_a_short_conversation_takes_none_and_the_settings_make_another_version()
     plain = ReAct("reader", model=Reader(3), tools=[look])
     _, events, _ = run(plain)
     assert not any(isinstance(event.body, CheckpointTaken) for event in events)
-    assert plain.version == ReAct("reader", model=Reader(3), tools=[look], checkpoint_bytes=256 * 1024).version
+    assert plain.version == ReAct("reader", model=Reader(3), tools=[look], checkpoint_bytes=1024 * 1024).version
     others = [{"checkpoint_bytes": 1000}, {"summarize": True}, {"summarize": "in one line"}, {"checkpoint_bytes": None}]
     versions = {ReAct("reader", model=Reader(3), tools=[look], **how).version for how in others}  # type: ignore[arg-type]
     assert len({plain.version, *versions}) == 5

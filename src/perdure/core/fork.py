@@ -22,6 +22,7 @@ from perdure.core.codec import Payload, shown
 from perdure.core.events import (
     AnyBody,
     CallAnswered,
+    CheckpointTaken,
     Event,
     OutcomeReused,
     RunAdopted,
@@ -63,6 +64,10 @@ def copies(
     """These events of another run, as the first events of the fork `run_id`. They keep their numbers and their times."""
     created = events[0].body
     assert isinstance(created, RunCreated), created
+    taken = next((event.seq for event in events if isinstance(event.body, CheckpointTaken)), None)
+    if taken is not None:
+        # What a checkpoint holds (keys, ids of approvals) is about the run that took it.
+        raise InvalidInput(f"run {created.run_id} has taken a checkpoint at event {taken}, and no fork of such a run can be stored")
     first = structs.replace(
         created,
         run_id=run_id,

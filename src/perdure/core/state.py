@@ -602,8 +602,10 @@ class RunState(Struct, gc=False, eq=False):
         for name in _IMAGED:
             setattr(self, name, getattr(image, name))
         self.pins, self.patches = dict(image.pins), set(image.patches)
+        assert self.created is not None
+        theirs, self.keys = self.keys, self.keys if image.forked is None else CallKeys.of(self.created, image.forked.run_id)
         for call in image.calls:
-            call.keys = self.keys
+            call.keys = theirs if call.inherited else self.keys
             call.reserved = call.reserved or NOTHING
             self.calls[call.number] = call
             if call.number in image.open:

@@ -361,7 +361,7 @@ SELECT c.seq, c.removed, c.head, c.by, c.at FROM perdure_checkpoints AS c JOIN p
 -- name: checkpoint_to_change
 SELECT c.seq, c.removed FROM perdure_checkpoints AS c WHERE c.run = ?
 
--- name: set_removed
+-- name: prune_up_to
 UPDATE perdure_checkpoints SET removed = :removed, head = :head, by = :by, at = :now WHERE run = :run
 
 -- name: take_in_checkpoint

@@ -127,7 +127,7 @@ class Pruning(Part):
                 return NOTHING
             removed = place[0] - 1
             head = cursor.all("hash_of_event", (key, removed))[0][0]
-            cursor.change("set_removed", {"run": key, "removed": removed, "head": head, "by": by, "now": now})
+            cursor.change("prune_up_to", {"run": key, "removed": removed, "head": head, "by": by, "now": now})
             used = {row[1].hex() for row in cursor.all("whole_blob_uses", {"runs": as_json([key])})}
             if used:
                 left = [
@@ -137,11 +137,11 @@ class Pruning(Part):
                 # Post that no worker has read may name a blob, too.
                 kept |= {blob for row in cursor.all("unread_of_run", (key,)) for blob in used if blob.encode() in row[3]}
                 digests = {"digests": as_json(sorted(used - kept))}
-                cursor.change("unuse_blobs", {"run": key, **digests})
+                cursor.change("prune_some_blob_uses", {"run": key, **digests})
                 blobs = cursor.change("prune_blobs", digests) if cursor.all("blobs_to_prune", digests) else 0
             else:
                 blobs = 0
-            return Pruned(0, 1, cursor.change("remove_events", {"run": key, "removed": removed}), blobs)
+            return Pruned(0, 1, cursor.change("prune_events_before", {"run": key, "removed": removed}), blobs)
 
         return self._database.write(take_out, lambda cursor, _: False)
 

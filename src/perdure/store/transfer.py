@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from perdure.core.identity import genesis, link
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt
-from perdure.store.api import ArtifactRow, Family, Head, Member, Moved, Store, Stored, Whole
+from perdure.store.api import ArtifactRow, Checkpoint, Family, Head, Member, Moved, Store, Stored, Whole
 from perdure.store.artifacts import stored_chunks
 from perdure.store.places import open_place
 from perdure.store.url import shown_url
@@ -314,10 +314,10 @@ class Copying:
         for member in (member for family in page for member in family.members):
             if member.run_id in heads and heads[member.run_id].pruned:
                 continue  # the run was copied, and was then pruned in the target
-            stored = self._target.stored(member.run_id)[: member.seq]
-            if _head_of(member.run_id, stored) == member.head:
+            stored = [one for one in self._target.stored(member.run_id) if one.seq <= member.seq]
+            if _head_of(member.run_id, stored, self._target.checkpoint(member.run_id)) == member.head:
                 continue
-            there = self._source.stored(member.run_id)[: member.seq]
+            there = [one for one in self._source.stored(member.run_id) if one.seq <= member.seq]
             if not there and self._source.tombstone(member.run_id) is not None:
                 continue  # the run was pruned in the source before it was copied
             if stored != there:
@@ -409,9 +409,13 @@ def _is_same(member: Member, head: Head) -> bool:
     return (member.seq, member.head) == (head.seq, head.head)
 
 
-def _head_of(run_id: str, stored: Sequence[Stored]) -> bytes:
+def _head_of(run_id: str, stored: Sequence[Stored], checkpoint: Checkpoint | None) -> bytes:
     head = genesis(run_id)
-    for event in stored:
+    for place, event in enumerate(stored):
+        if place == 1 and checkpoint is not None and checkpoint.head is not None:
+            if event.seq != checkpoint.removed + 1:
+                return b""
+            head = checkpoint.head  # the events between were removed
         head = link(head, event.seq, event.event_id.hex(), event.ts, event.epoch, event.call, event.cause, event.data)
         if head != event.hash:
             return b""

@@ -62,9 +62,9 @@ MAX_REASKS = 3
 MOST_TURNS = 10_000
 _REASON_CHARS = 160
 _FEW_NAMES = 160  # bytes
-# A conversation that has grown by this much takes a checkpoint. That is about 60,000 tokens: few runs come so far, and a
+# A conversation that has grown by this much takes a checkpoint. That is about 250,000 tokens: few runs come so far, and a
 # resume of those that do reads and replays no more than that.
-CHECKPOINT_BYTES = 256 * 1024
+CHECKPOINT_BYTES = 1024 * 1024
 _CHECKPOINTS = "perdure.react.checkpoints"  # a run that an older perdure has driven past the first one takes none
 _SUMMARIZE = (
     "Summarize this conversation so far, for yourself: you will go on with the summary instead of these messages. Keep the task, what was "

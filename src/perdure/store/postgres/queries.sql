@@ -1006,13 +1006,13 @@ WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs
 -- name: hash_of_event
 SELECT hash FROM perdure_events WHERE run = ? AND seq = ?
 
--- name: remove_events
+-- name: prune_events_before
 DELETE FROM perdure_events WHERE run = :run AND seq BETWEEN 2 AND :removed
 
 -- name: events_left
 SELECT convert_to(data, 'UTF8') FROM perdure_events WHERE run = :run AND (seq = 1 OR seq > :removed)
 
--- name: unuse_blobs
+-- name: prune_some_blob_uses
 DELETE FROM perdure_blob_uses WHERE run = :run
     AND digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
 

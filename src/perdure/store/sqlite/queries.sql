@@ -721,13 +721,13 @@ SELECT run, seq, removed, head, by, at FROM perdure_checkpoints WHERE run IN (SE
 -- name: hash_of_event
 SELECT hash FROM perdure_events WHERE id = (? << 32 | ?)
 
--- name: remove_events
+-- name: prune_events_before
 DELETE FROM perdure_events WHERE id BETWEEN (:run << 32 | 2) AND (:run << 32 | :removed)
 
 -- name: events_left
 SELECT CAST(data AS BLOB) FROM perdure_events WHERE id = (:run << 32 | 1) OR id BETWEEN (:run << 32 | :removed + 1) AND (:run << 32 | 4294967295)
 
--- name: unuse_blobs
+-- name: prune_some_blob_uses
 DELETE FROM perdure_blob_uses WHERE run = :run AND digest IN (SELECT unhex(value) FROM json_each(:digests))
 
 -- name: prune_runs
