@@ -39,7 +39,7 @@ from perdure.core.events import (
     Usage,
     place_of,
 )
-from perdure.core.fork import check_whole, copies, edited_result, fork_point
+from perdure.core.fork import check_copies, copies, edited_result, fork_point
 from perdure.core.machine import (
     Asked,
     CallCompleted,
@@ -240,11 +240,11 @@ class Forks:
         """
         row, recorded = await self._ask(lambda: (self._row(run_id, tenant), self._reading.read(run_id)))
         events = [event for event in recorded if event.seq <= row.seq]
-        if keep is not None:
-            check_whole(run_id, events)
         state = fold(events)
         changed = {number: edited_result(state, number, value) for number, value in (edits or {}).items()}
         point = fork_point(run_id, events, at, list(changed))
+        if keep is not None:
+            check_copies(events[: place_of(events, point)])
         created = state.created
         assert created is not None
         seen, origin = created.rehearses or row.run_id, created.forked_from or ""

@@ -19,7 +19,7 @@ from perdure.core import codec
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunFailed, RunForked, RunSucceeded, Usage
 from perdure.core.fork import LiveFork as Forked
-from perdure.core.fork import check_whole, edited_result, fork_point, live_fork
+from perdure.core.fork import check_copies, edited_result, fork_point, live_fork
 from perdure.core.history import history
 from perdure.core.identity import undo_id, undone_by
 from perdure.core.machine import AskApproval, Asked, CallTool, Command, Failed, Finish, StartChild, Succeeded
@@ -180,7 +180,7 @@ class Planner:
             raise undone(row.run_id, "no live fork can be made of it")
         sandbox.guard()
         events = [event for event in self._reading.read(run_id) if event.seq <= row.seq]
-        check_whole(run_id, events)
+        check_copies(events)
         before = fold(events)
         changed = {number: edited_result(before, number, value) for number, value in edits.items()}
         point = fork_point(run_id, events, at, list(changed))

@@ -47,7 +47,6 @@ AGENTS: dict[str, Agent[Any, Any]] = {
             errands.lives,
             errands.crossing,
         ),
-        *(errands.lives, errands.crossing),
         *(petitions.petition, petitions.vigil, petitions.forum, petitions.council),
         *(late.orderer, late.holder),
         *(clans.clan, clans.kin, clans.spender, clans.purse, clans.heir, clans.household, clans.listener),

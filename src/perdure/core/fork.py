@@ -50,12 +50,14 @@ class LiveFork(Struct, frozen=True):
     reopening: Reopening
 
 
-def check_whole(run_id: str, events: Sequence[Event]) -> None:
-    """Conflict if events before a checkpoint were removed: a fork that is stored has copies of all of them."""
-    if len(events) != events[-1].seq:
-        raise Conflict(
-            f"run {run_id}: the events before its checkpoint at event {events[1].seq} were removed, so no fork of it can be stored"
-        )
+def check_copies(events: Sequence[Event]) -> None:
+    """InvalidInput if these events cannot be the first events of a fork that is stored."""
+    created = events[0].body
+    assert isinstance(created, RunCreated), created
+    taken = next((event.seq for event in events if isinstance(event.body, CheckpointTaken)), None)
+    if taken is not None:
+        # What a checkpoint holds (keys, ids of approvals) is about the run that took it.
+        raise InvalidInput(f"run {created.run_id} has taken a checkpoint at event {taken}, and no fork of such a run can be stored")
 
 
 def copies(
@@ -64,10 +66,6 @@ def copies(
     """These events of another run, as the first events of the fork `run_id`. They keep their numbers and their times."""
     created = events[0].body
     assert isinstance(created, RunCreated), created
-    taken = next((event.seq for event in events if isinstance(event.body, CheckpointTaken)), None)
-    if taken is not None:
-        # What a checkpoint holds (keys, ids of approvals) is about the run that took it.
-        raise InvalidInput(f"run {created.run_id} has taken a checkpoint at event {taken}, and no fork of such a run can be stored")
     first = structs.replace(
         created,
         run_id=run_id,
