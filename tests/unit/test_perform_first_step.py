@@ -349,16 +349,16 @@ def test_ctrl_c_in_the_first_step_ends_the_loop_before_anything_is_told(ctrl_c):
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="there the first step of a task is in no queue")
 def test_ctrl_c_between_queue_and_first_step_leaves_no_task_that_never_ends(ctrl_c):
-    class Queue(deque[Any]):
-        def pop(self) -> Any:  # type: ignore[override]
-            taken = super().pop()
-            ctrl_c()
-            return taken
+    class Entry(asyncio.Handle):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "_cancelled" and value:
+                ctrl_c()
 
     class Loop(asyncio.SelectorEventLoop):
-        def __init__(self) -> None:
-            super().__init__()
-            self._ready = Queue()
+        def _call_soon(self, callback: Any, args: Any, context: Any) -> asyncio.Handle:
+            self._ready.append(Entry(callback, args, self, context))  # type: ignore[attr-defined]
+            return self._ready[-1]  # type: ignore[attr-defined, no-any-return]
 
     @tool
     async def works() -> None:
@@ -465,3 +465,22 @@ def test_a_cancel_before_a_first_step_that_the_loop_makes_lets_nothing_run():
     assert isinstance(answer, Raised)
     assert answer.failure.kind == "not_sent"
     assert log == []
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="there the first step of a task is in no queue")
+def test_a_first_step_takes_no_callback_of_another_thread_from_the_queue():
+    # Another thread answers commits. If such an answer were lost, its runs would hang for ever.
+    class Queue(deque[Any]):
+        def __getitem__(self, place: Any) -> Any:
+            """The entry. Right after the look, another thread puts its callback behind the entry."""
+            entry = super().__getitem__(place)
+            self.append(asyncio.Handle(log.append, ["answer of the other thread"], asyncio.get_running_loop()))
+            return entry
+
+    class Loop(asyncio.SelectorEventLoop):
+        def __init__(self) -> None:
+            super().__init__()
+            self._ready = Queue()
+
+    assert performed(tells, Loop) == Returned(b"1")
+    assert log == ["runs", "started", "answer of the other thread", "answered"]

@@ -79,20 +79,23 @@ else:
     def begun(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """A new task. If possible, its first step has already run."""
         task: asyncio.Task[None] = loop.create_task(coroutine, name=name)
-        # Python 3.11 has no eager_start. There a new task puts its first step at the end of the loop's queue. Take the
-        # step from the queue and call it as the loop would do. That is possible only if the queue exists (uvloop has a
-        # different queue) and its last entry is really this step.
+        # Python 3.11 has no eager_start. There a new task puts its first step at the end of the loop's queue. Cancel
+        # that entry of the queue, and call the step as the loop would do. That is possible only if the queue exists
+        # (uvloop has a different queue) and its last entry is really this step. The entry stays in the queue, and the
+        # loop skips it: `pop` could take the callback that another thread has just put behind the entry.
         queue = getattr(loop, "_ready", None)
         if not queue or loop in _entered or loop.get_task_factory() is not None:
             return task
-        step = queue[-1]._callback
+        entry = queue[-1]
+        step, context = entry._callback, entry._context
         is_its_step = type(step).__name__ == "TaskStepMethWrapper" and step.__self__ is task
         if not is_its_step:
             return task
         try:
-            queue.pop()._context.run(step)
+            entry._cancelled = True  # not `cancel()`: a signal could arrive inside that function
+            context.run(step)
         except BaseException:
-            # Ctrl-C came between the two calls. The step is in no queue any more, so the task would never end.
+            # Ctrl-C came between the two calls. The loop skips the step, so the task would never end.
             # asyncio.run waits for every task that it knows, and must not wait for this task.
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 disown(task)
