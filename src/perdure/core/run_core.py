@@ -395,14 +395,14 @@ class RunCore:
         if answer is None:
             # The turn begins here. Most turns have no question, and `next` with a default is faster than a
             # StopIteration.
-            out.question = next(turn, None)
+            question = next(turn, None)
         else:
             try:
-                out.question = turn.throw(answer.error) if isinstance(answer, LimitUnanswered) else turn.send(answer)
+                question = turn.throw(answer.error) if isinstance(answer, LimitUnanswered) else turn.send(answer)
             except StopIteration:
-                out.question = None
-        if out.question is not None:
-            self._turn = turn
+                question = None
+        if question is not None:
+            self._turn, out.question = turn, question
         elif self._turn is not None:
             self._turn = self._ledgers = None
         return out
@@ -570,11 +570,12 @@ class RunCore:
         state = self.state
         for event in journal.events:
             state.apply(event)
-            if type(event.body) is RunReleased:
+            kind = type(event.body)
+            if kind is RunReleased:
                 self._last_news = None
-            elif type(event.body) in _NEWS:
+            elif kind in _NEWS:
                 self._last_news = self._mono
-            elif type(event.body) is RunReopened and circles is not None:
+            elif kind is RunReopened and circles is not None:
                 watch = CircleWatch(circles)  # the agent went back: its calls before that do not count
             if watch is not None:
                 watch.observe(event, None if event.call is None else state.calls.get(event.call))
