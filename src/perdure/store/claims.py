@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
@@ -443,7 +442,7 @@ class Take:
         lost_with = row.lost_with if was_lost else 0
         body = RunClaimed(worker=worker, name=name, takeover=was_lost, proven_dead=row.lost == PROVEN_DEAD, lost_with=lost_with)
         epoch, seq, nonce = row.epoch + 1, row.seq + 1, secrets.token_bytes(16)
-        sealed = seal(row.head, Event(seq, uuid.uuid4().hex, now, epoch, None, row.seq, body))
+        sealed = seal(row.head, Event(seq, secrets.token_hex(16), now, epoch, None, row.seq, body))
         crashes = row.crashes + was_lost
         lease = {"epoch": epoch, "nonce": nonce, "worker": worker}
         history = {"crashes": crashes, "lost_with": row.lost_with}
