@@ -1,4 +1,4 @@
-"""What holds for every test: no setting of the developer's shell reaches it, and the machine may be slow."""
+"""Rules for every test: no setting of the developer's shell reaches a test, and the machine may be slow."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from tests.servers.postgres import Server
     from tests.servers.providers import Provider
 
-# A deadline per example measures the other tests that share the cores, not our code; the watchdog in pyproject.toml bounds the whole.
+# A deadline per example would measure the other tests on the same cores, not our code. The watchdog in pyproject.toml
+# limits the whole test.
 hypothesis.settings.register_profile("perdure", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("perdure")
-# Nothing of what is imported and collected goes away again: looking through it is a third of the collecting, and slows every test down.
+# Imported modules and collected tests are never freed. To scan them takes a third of the garbage collection, and slows
+# down every test.
 gc.disable()
-# What is collected is compiled for all processes of the run and for the next one, even where the shell wants no compiled files.
+# Collected files are compiled once for all processes of this run and for the next run, even if the shell forbids it.
 _writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 _SOURCES = Path(__file__).parents[1] / "src"
 # `make test &` in a script starts us with SIGINT ignored. Every process that a test starts would inherit that, and Python would then
@@ -35,10 +37,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Here and not further down: with pytest-xdist the process that adds up collects nothing, and so reads no other conftest.py.
+    # Register it here: with pytest-xdist, the process that adds up collects no tests and reads no other conftest.py.
     config.pluginmanager.register(Figures(config), "figures")
     if not hasattr(config, "workerinput"):
-        # Once, before anybody starts one of the thousands of interpreters that import it: for each it is half of the time.
+        # Compile once, before thousands of interpreters import the sources: compiling takes half of their start.
         compileall.compile_dir(_SOURCES, quiet=2)
 
 
@@ -54,7 +56,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses among them by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long ones first: at the end of the day one of them would keep a single process busy, and the others with nothing to do."""
+    """Run long tests first: at the end, one long test would keep a single process busy while the others are idle."""
     sets.mark(items)
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
@@ -91,7 +93,7 @@ def postgres_url(postgres: Server) -> Iterator[str]:
 
 @pytest.fixture
 def provider() -> Iterator[Provider]:
-    """A model provider in a process of its own, with nothing in its script yet."""
+    """A model provider in a separate process, with an empty script."""
     from tests.servers.providers import Provider
 
     with Provider() as opened:

@@ -1,7 +1,7 @@
-"""How much was tried in this test run: counted where it is done, added up over all processes, told in one line at the end.
+"""How much this test run has tested: counted in each process, added up, and printed in one line at the end.
 
-What the documentation promises is told by a command: a whole run with less of something than its floor fails, so that it cannot be lost
-unnoticed.
+The documentation promises minimum numbers. A whole run with less than one of these minimums fails, so that tests
+cannot get lost unnoticed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ POINTS = "crash points in simulation"
 STATES = "states after a power loss"
 CORE_POINTS = "crash points of the run core"
 CORE_RECOVERIES = "recoveries from them that differ"
-# By the `-m` of a whole run. The quick set has one real process for each kind of boundary and fault.
+# By the `-m` option of a whole test run. The quick set has one real process for each kind of boundary and fault.
 _FULL_FLOORS = {KILLS: 300, POINTS: 50_000, STATES: 20_000}
 FLOORS = {
     sets.QUICK: {KILLS: 40, STATES: 1_500, CORE_POINTS: 1_000_000},
     sets.FULL: _FULL_FLOORS,
     sets.BOTH: {**_FULL_FLOORS, CORE_POINTS: 1_000_000},
 }
-_SHIPPED = "figures"  # under which a process of pytest-xdist hands its numbers to the one that started it
+_SHIPPED = "figures"  # the key under which a process of pytest-xdist passes its numbers to its parent
 _seen: Counter[str] = Counter()
 
 
@@ -51,7 +51,7 @@ class Figures:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        # A process that was ended by the watchdog hands over nothing: its part is not counted, and its test has failed.
+        # A process that the watchdog has ended passes no numbers: its part is not counted, and its test has failed.
         self._elsewhere.update(getattr(node, "workeroutput", {}).get(_SHIPPED, {}))
 
     @pytest.hookimpl(tryfirst=True)

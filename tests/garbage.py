@@ -1,4 +1,7 @@
-"""Of what a test measures, the collector's part: one pass over all that a long suite has left behind costs more than the test itself."""
+"""Keeps the garbage collector out of measurements.
+
+After a long suite, one collection takes longer than the test itself.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def own_garbage() -> Iterator[None]:
-    """What is there already is not looked at by the collector; what comes to be within is, as ever."""
+    """The collector ignores existing objects; objects that are created inside the block are collected as usual."""
     gc.collect()
     gc.freeze()
     try:

@@ -1,10 +1,14 @@
-"""The two sets of tests: `make test` is the quick one, `make test-full` is all the rest. Together they are everything but the soak.
+"""The two sets of tests: `make test` runs the quick set, `make test-full` runs the rest.
 
-A test is in the full set when one of these holds:
-- its folder is in FULL_FOLDERS, and it is not the one test that tests/crash/coverage.py names for a boundary or a fault (`quick`);
-- it carries `@pytest.mark.full`, or its file does as `pytestmark`: it needs seconds, or takes a guard out to see a test go red.
+Only the soak tests are in neither.
 
-conftest.py calls mark() for all that was collected. `pytest FILE` runs both kinds, so that whoever changes a file sees all of its tests.
+A test is in the full set if one of these is true:
+
+- its folder is in FULL_FOLDERS, and it is not a test that tests/crash/coverage.py names as `quick`;
+- it has `@pytest.mark.full`, or its file has that mark as `pytestmark`: it takes seconds, or removes a guard.
+
+conftest.py calls mark() for all collected tests. `pytest FILE` runs both kinds, so that a developer who changes a file
+sees all its tests.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from pathlib import Path
 import pytest
 from tests.crash.coverage import BOUNDARIES, FAULTS
 
-# What `-m` is for each of them; figures.py knows a whole run by it.
+# The `-m` option of each set; figures.py recognises a whole run by it.
 QUICK = "not full and not soak"
 FULL = "full and not soak"
 BOTH = "not soak"

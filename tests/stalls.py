@@ -1,4 +1,4 @@
-"""How long an event loop stands still because something blocks it, on a machine that may be busy with other things."""
+"""How long an event loop is blocked by other code, measured on a machine that may be busy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ _TURN_S = 0.01
 
 
 class Stalls:
-    """To be entered beside a loop. Time is the turns of a thread in the same process: when the machine has no time for the one, it has
-    little for the other, and what others keep it busy with does not count."""
+    """Measures stalls of a loop. Enter it while the loop runs.
+
+    Time is counted in turns of a thread in the same process. If the machine is too busy for the loop, it is too busy
+    for this thread as well, so the work of other processes does not count.
+    """
 
     def __init__(self) -> None:
         self._turns = self._last = self._longest = 0
@@ -52,5 +55,5 @@ class Stalls:
 
     @property
     def longest_s(self) -> float:
-        """Since the last reset. One that stands still right now counts, whoever asks."""
+        """The longest stall since the last reset. A stall that is under way counts."""
         return max(self._longest, self._turns - self._last) * _TURN_S

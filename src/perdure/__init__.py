@@ -48,7 +48,7 @@ from perdure.errors import (
     UnknownAgent,
     WrongVersion,
 )
-from perdure.reopen import Reopened, ReopenedCall
+from perdure.reopen import LiveFork, Reopened, ReopenedCall
 from perdure.run import Run
 from perdure.settings import Queue, Settings
 from perdure.store.api import ApprovalRow, CostRow
@@ -91,6 +91,7 @@ __all__ = [
     "Inspection",
     "InvalidInput",
     "InvalidPlan",
+    "LiveFork",
     "ModelRefused",
     "NeedsAttention",
     "NoAnswer",

@@ -9,17 +9,18 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from types import CodeType
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from perdure.core import codec, identity
 from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload
-from perdure.core.events import Event
+from perdure.core.events import Event, FrameChanged, RunAdopted, RunCreated
+from perdure.core.history import History
 from perdure.core.loop_detector import Circles
 from perdure.core.machine import Facts, Machine, current
 from perdure.core.replay import Frontier, replay
-from perdure.core.state import RunState
-from perdure.errors import InvalidInput, NotAllowedInAgent
+from perdure.core.state import RunState, fold
+from perdure.errors import Diverged, InvalidInput, NotAllowedInAgent
 from perdure.interrupts import is_interrupt
 from perdure.run import Run
 from perdure.tool.describe import argument_schema, documented
@@ -51,6 +52,8 @@ class Agent(Generic[P, R]):
 
     # True: a run follows the plan in its journal, and code with another plan cannot continue the run.
     keeps_its_plan = False
+    # Versions that earlier releases of perdure gave to the very same code: runs of them go on with it, too.
+    former_versions: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -170,23 +173,92 @@ class Agent(Generic[P, R]):
         fn: Callable[..., Coroutine[Any, Any, Any]] = self.fn
         return Machine(facts, lambda machine: fn(Run(machine), **arguments), max_steps, self.encode_result, is_interrupt)
 
+    def input_misfit(self, created: RunCreated, load: Load) -> str | None:
+        """Why the input of this run does not fit this code; None if it fits."""
+        try:
+            self._signature.arguments(self._input_of(created, load))
+        except InvalidInput as error:
+            return str(error)
+        return None
+
+    def _input_of(self, created: RunCreated, load: Load) -> bytes:
+        encoded = load(created.input)
+        # If the run was started without the code, its arguments are checked and converted here, as a start does it.
+        return self.bind((), codec.decode(encoded)) if created.by_name else encoded
+
     def machine_of(self, state: RunState, load: Load, max_steps: int) -> Machine:
         """A new machine for a recorded run, with the same facts and input. The caller still has to replay the run."""
         created = state.created
         assert created is not None
-        facts = Facts(created.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
-        return self.machine(facts, load(created.input), max_steps)
+        frames = tuple((one.after, load(one.frame)) for one in state.frames)
+        facts = Facts(
+            created.rehearses or created.run_id,
+            created.tenant,
+            created.actor,
+            created.agent,
+            state.version,
+            created.parent,
+            created.depth,
+            created.forked_from or "",
+            frames,
+        )
+        try:
+            return self.machine(facts, self._input_of(created, load), max_steps)
+        except InvalidInput as misfit:
+            if created.version and not created.by_name:
+                raise  # the run was started with the code of its version, and that has changed since
+            # The run fails with this error as soon as it begins, before any code of the agent runs.
+            why = (
+                f"the input of the run does not fit agent {self.name} in version {state.version}: {misfit}; start another run with arguments "
+                "that fit, or retry this one with code that takes these"
+            )
+            return Machine(facts, lambda _: _refuse_input(why), max_steps, self.encode_result, is_interrupt)
 
-    def replayed(self, state: RunState, events: Sequence[Event], load: Load, max_steps: int) -> Frontier:
-        """Replay the journal of the run `state` with this code. Nothing is performed or recorded.
+    def replayed(self, state: RunState, events: Sequence[Event], load: Load, max_steps: int, past: History | None = None) -> Frontier:
+        """Replay the journal of the run `state` with this code. Nothing is performed or recorded. `past`: as for `replay`.
 
         Raises Diverged if the code asks for other calls than the journal has.
         """
         machine = self.machine_of(state, load, max_steps)
         try:
-            return replay(machine, events, load)
+            return replay(machine, events, load, past=past)
         finally:
             machine.close()
+
+    def adoption(
+        self, state: RunState, events: Sequence[Event], load: Load, max_steps: int, *, by: str, note: str | None
+    ) -> RunAdopted | FrameChanged:
+        """The event that lets this code go on with a run of another version. Nothing is recorded.
+
+        Raises Diverged if this code asks for other calls than the journal has, and Conflict if an open call of the run
+        cannot go on with this code.
+        """
+        adopted = RunAdopted(self.version, by, note)
+        try:
+            self._replayed_with(adopted, state, events, load, max_steps)
+            return adopted
+        except Diverged:
+            changed = self.frame_change(state, events, load, by=by, note=note)
+            if changed is None:
+                raise
+        frontier, after = self._replayed_with(changed, state, events, load, max_steps)
+        self.check_open_calls(frontier, after, load)
+        return changed
+
+    def _replayed_with(
+        self, body: RunAdopted | FrameChanged, state: RunState, events: Sequence[Event], load: Load, max_steps: int
+    ) -> tuple[Frontier, RunState]:
+        last = events[-1]
+        whole = [*events, Event(last.seq + 1, "0" * 32, last.ts, last.epoch, None, last.seq, body)]
+        after = fold(whole)
+        return self.replayed(after, whole, load, max_steps), after
+
+    def frame_change(self, state: RunState, events: Sequence[Event], load: Load, *, by: str, note: str | None) -> FrameChanged | None:
+        """The event after which the run goes on with the frame of this code. None: runs of this agent have no frame."""
+        return None
+
+    def check_open_calls(self, frontier: Frontier, state: RunState, load: Load) -> None:
+        """Raise Conflict if an open call of the run cannot go on with this code, after its frame was changed."""
 
     def with_model(self, name: str) -> Agent[P, R]:
         """The same agent with another model. Raises InvalidInput if the agent is not built with a model."""
@@ -223,6 +295,10 @@ class BuiltAgent(Agent[P, R]):
         path = self._home.get("__file__")
         name = next((name for name, value in list(self._home.items()) if value is self), None)
         return None if name is None or not isinstance(path, str) or not os.path.isfile(path) else f"{os.path.abspath(path)}:{name}"
+
+
+async def _refuse_input(why: str) -> NoReturn:
+    raise InvalidInput(why)
 
 
 def _check_first_parameter(label: str, fn: Callable[..., Any], names: Mapping[str, Any]) -> None:
@@ -279,8 +355,9 @@ def agent(
 def agent(fn: Any = None, /, **options: Any) -> Any:
     """Declare an agent: `@agent` or `@agent(version="1", …)` on an `async def` whose first parameter is its `Run`.
 
-    Without `name`, the agent has the name of the function. A run keeps its `version`. Without `version`, the version
-    is a digest of the function's source, so each edit of the source is a new version. `budget` is what each run and
+    Without `name`, the agent has the name of the function. A run keeps the `version` of the worker that
+    begins it. Without `version`, the version is a digest of the function's source, so each edit of the source is a new
+    version. `budget` is what each run and
     its children may use together. `circles` stops a run that repeats the same calls. `queue` is the queue of the
     agent's runs; the start of a run may name another queue.
     """

@@ -8,7 +8,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
@@ -26,7 +26,7 @@ from perdure.core import codec, identity
 from perdure.core.approval import ApprovalStatus, Vote
 from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload, shown
-from perdure.core.events import Event, FailureKind, Limits, Reason, RunCreated, Status
+from perdure.core.events import Event, FailureKind, FrameChanged, Limits, Reason, RunAdopted, RunCreated, Status
 from perdure.core.state import RunState, fold
 from perdure.core.times import LATEST_US, micros_of, utc_within
 from perdure.engine.api import Engine, Reading, no_such_run
@@ -40,6 +40,7 @@ from perdure.errors import (
     Conflict,
     InvalidInput,
     NeedsAttention,
+    NotEncodable,
     NotFound,
     ResultTimeout,
     RunCancelled,
@@ -47,9 +48,21 @@ from perdure.errors import (
     StoreUnavailable,
     UnknownAgent,
 )
-from perdure.reopen import Planner, Reopened
+from perdure.reopen import LiveFork, Planner, Reopened
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, Current, Filter, NewRun, OpenAttempt, RunRow, Served
+from perdure.store.api import (
+    FINISHED,
+    NO_VERSION,
+    ApprovalFilter,
+    ApprovalRow,
+    CostRow,
+    Current,
+    Filter,
+    NewRun,
+    OpenAttempt,
+    RunRow,
+    Served,
+)
 from perdure.store.url import shown_url
 from perdure.tool.artifact import Artifact, ids_in, in_call, pointers_in
 from perdure.undo import Undoer, UndoPlan, undoable
@@ -92,7 +105,7 @@ class RunInfo(Struct, frozen=True):
 
     id: str
     agent: str
-    version: str
+    version: str  # empty: the version of the worker that will begin the run
     tenant: str
     actor: str | None
     queue: str
@@ -295,9 +308,15 @@ class Perdure:
         priority: int = NOTHING,
         not_before: datetime | timedelta | None = NOTHING,
         budget: Budget | None = NOTHING,
+        version: str | None = NOTHING,
         **kwargs: Any,
     ) -> Handle:
         """Create a run of an agent (or of the agent with this name). The run is durable when this returns.
+
+        The run takes the version of the worker that begins it, unless `version` names one. An agent's name is enough
+        also if this app does not have the agent's code. Then pass all arguments by name, as JSON values: the worker
+        that begins the run checks them, and the run fails if they do not fit. Its queue is "default" unless you name
+        one, and the budget that the agent declares applies when the run begins.
 
         A second start with the same `id` and the same input returns the same run. A second start with another input
         raises Conflict. If an argument of the agent has the same name as an option of `start`, pass `agent.input(…)`
@@ -308,10 +327,12 @@ class Perdure:
         priority is claimed first. `not_before` is a time, or a timedelta from now. `budget` replaces the budget of the
         agent.
         """
-        found, encoded = self._with_input(agent, args, kwargs)
         given: dict[str, Any] = {"id": id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
-        given |= {"not_before": not_before, "budget": budget}
+        given |= {"not_before": not_before, "budget": budget, "version": version}
         options = {name: value for name, value in given.items() if value is not NOTHING}
+        if isinstance(agent, str) and agent not in self.agents:
+            return await self.start_encoded(agent, named_input(agent, args, kwargs), **options)
+        found, encoded = self._with_input(agent, args, kwargs)
         if encoded is None:
             _check_unambiguous(found, options)
             encoded = found.bind(args, kwargs)
@@ -319,7 +340,7 @@ class Perdure:
 
     async def start_encoded(
         self,
-        agent: Agent[Any, Any],
+        agent: Agent[Any, Any] | str,
         encoded_input: bytes,
         *,
         id: str | None = None,
@@ -330,28 +351,42 @@ class Perdure:
         priority: int = 0,
         not_before: datetime | timedelta | None = None,
         budget: Budget | Limits | None = None,
+        version: str | None = None,
     ) -> Handle:
-        """Like `start`, for input that `agent.bind` has encoded. `target`: where the code of the agent is."""
+        """Like `start`, for input that `agent.bind` has encoded. `target`: where the code of the agent is.
+
+        `agent` is a name if its code is not known here; then `named_input` has encoded the input.
+        """
         run_id = identity.check_id(self.clock.new_id() if id is None else id, "the run id")
         tenant = identity.check_id(tenant, "the tenant")
         if actor is not None:
             actor = identity.check_id(actor, "the actor")
         payload, blob = codec.pack(encoded_input, self.settings.inline_bytes)
         now = self.clock.now()
+        code = None if isinstance(agent, str) else agent
+        name = identity.check_id(agent, "the agent name") if isinstance(agent, str) else agent.name
+        if version is None:
+            # An object that is not the one that this app uses under this name is meant itself: an older version that
+            # the app also serves.
+            version = NO_VERSION if code is None or self.agents.get(name, code) is code else code.version
+        else:
+            identity.check_id(version, "the version")
+        declared = (None, None) if code is None else (code.queue, code.budget)
         created = RunCreated(
             run_id=run_id,
-            agent=agent.name,
-            version=agent.version,
+            agent=name,
+            version=version,
             tenant=tenant,
             input=payload,
             actor=actor,
             target=target,
-            queue=identity.check_id((agent.queue or "default") if queue is None else queue, "the queue"),
+            queue=identity.check_id((declared[0] or "default") if queue is None else queue, "the queue"),
             priority=_checked_priority(priority),
             not_before=None if not_before is None else _moment(not_before, now),
-            budget=limits_of(budget, "budget=") or agent.budget,
+            budget=limits_of(budget, "budget=") or declared[1],
             key_scheme=identity.KEY_SCHEME,
             key_namespace=self.settings.key_namespace,
+            by_name=code is None,
         )
         new = NewRun(
             run_id,
@@ -365,7 +400,7 @@ class Perdure:
         )
         row, is_new = await self.engine.start(new)
         if not is_new:
-            _same_run(row, agent.name, tenant, actor, new.input_digest)
+            _same_run(row, name, tenant, actor, new.input_digest)
         return Handle(self, run_id)
 
     async def run(
@@ -377,6 +412,7 @@ class Perdure:
         tenant: str = NOTHING,
         actor: str | None = NOTHING,
         budget: Budget | None = NOTHING,
+        version: str | None = NOTHING,
         **kwargs: Any,
     ) -> Any:
         """Start a run, drive it and its children in this process, and return its result.
@@ -386,7 +422,7 @@ class Perdure:
         name = self._with_input(agent, args, kwargs)[0].name
         if name not in self.agents:
             raise UnknownAgent(f"this app does not serve agent {name} and cannot drive its runs: Perdure(url, agents=[{name}, …])")
-        handle = await self.start(agent, *args, id=id, tenant=tenant, actor=actor, budget=budget, **kwargs)
+        handle = await self.start(agent, *args, id=id, tenant=tenant, actor=actor, budget=budget, version=version, **kwargs)
         return await handle.result()
 
     def handle(self, run_id: str, *, tenant: str | None = None) -> Handle:
@@ -613,8 +649,14 @@ class Perdure:
     ) -> Reopened:
         _check_flag(dry_run, "dry_run")
         _check_flag(fresh, "fresh")
-        who, why = known_name(by), words(reason, "reason")
-        planner = Planner(
+        who, why, planner = known_name(by), words(reason, "reason"), self._planner()
+        plan = await self._asking.ask(lambda: planner.plan(run_id, to, by=who, reason=why, fresh=fresh, tenant=tenant))
+        if not dry_run:
+            await self.engine.reopen(plan.runs)
+        return plan.reopened
+
+    def _planner(self) -> Planner:
+        return Planner(
             self.reading,
             self._agent,
             self.load,
@@ -623,12 +665,51 @@ class Perdure:
             now=self.clock.now(),
             new_id=self.clock.new_id,
         )
-        plan = await self._asking.ask(lambda: planner.plan(run_id, to, by=who, reason=why, fresh=fresh, tenant=tenant))
-        if not dry_run:
-            await self.engine.reopen(plan.runs)
-        return plan.reopened
 
-    # -- rehearsing ---------------------------------------------------------------------------------------------------
+    # -- forks --------------------------------------------------------------------------------------------------------
+    async def live_fork(
+        self,
+        run_id: str,
+        *,
+        id: str | None = None,
+        at: int | None = None,
+        edits: dict[int, Any] | None = None,
+        input: dict[str, Any] = NOTHING,
+        by: str = "app",
+        reason: str | None = None,
+        dry_run: bool = False,
+        tenant: str | None = None,
+    ) -> LiveFork:
+        """Make a new run out of the events of another one, and let it go on from its event `at`: with effects.
+
+        Returns what that means; look at `twice` first, with `dry_run=True`, which writes nothing. What the other run has done
+        does not happen again: if the fork makes the same call (the same tool with the same arguments), the recorded result
+        is used. Every other call has a key of its own, and really happens. `edits`, `input` and `at`: as for `fork`. Raises
+        Conflict if a call of the other run is in doubt or under way, or if `id` is taken; Diverged, and nothing is written,
+        if this code asks for other calls than the journal has up to `at`.
+        """
+        _check_flag(dry_run, "dry_run")
+        check_tenant(tenant)
+        who, why, planner = known_name(by), words(reason, "reason"), self._planner()
+        row = await self.handle(run_id, tenant=tenant).row()
+        agent, new_id = self._agent(row.agent), identity.check_id(self.clock.new_id() if id is None else id, "the run id")
+        plan = await self._asking.ask(
+            lambda: planner.fork(
+                row.run_id,
+                new_id,
+                at,
+                by=who,
+                reason=why,
+                edits=edits or {},
+                input=UNSET if input is NOTHING else input,
+                agent=agent,
+                inline_bytes=self.settings.inline_bytes,
+            )
+        )
+        if not dry_run:
+            await self.engine.fork(plan.new)
+        return plan.fork
+
     async def fork(
         self,
         run_id: str,
@@ -639,9 +720,14 @@ class Perdure:
         model: str | None = None,
         answers: Sequence[dict[str, Any]] = (),
         reads: bool = False,
+        id: str | None = None,
+        by: str = "app",
+        reason: str | None = None,
         tenant: str | None = None,
     ) -> Fork:
-        """Rehearse a run with this app's code from its event `at` on: what would its agent do? Nothing is stored.
+        """Rehearse a run with this app's code from its event `at` on: what would its agent do?
+
+        Nothing is stored, unless `id` gives the fork an id: then it can be looked at like any run, and no worker drives it.
 
         No tool touches the world. A call with the same tool and the same arguments as a recorded call gets the
         recorded outcome. For every other call, the answer comes from `answers`, or else from the tool's stand-in
@@ -657,15 +743,22 @@ class Perdure:
         """
         _check_flag(reads, "fork(reads=)")
         check_tenant(tenant)
-        from perdure.fork import Forks, stubs_of  # imported only if needed
+        from perdure.fork import Forks, Keep, stubs_of  # imported only if needed
 
         row = await self.handle(run_id, tenant=tenant).row()
         agent = self._agent(row.agent)
         if model is not None:
             agent = agent.with_model(model)
+        who, why = known_name(by), words(reason, "reason")
+        keep = None if id is None else Keep(identity.check_id(id, "the run id"), who, self.clock.now(), self.clock.new_id, why, model)
+        if keep is not None and await self._asking.ask(lambda: self.reading.get(keep.id)) is not None:
+            raise Conflict(f"run {keep.id} exists; choose another id for the fork")  # before a model is asked
         async with Forks(self.reading, self.settings, answers=stubs_of(answers), reads=reads, models=model is not None) as forks:
             given: Any = UNSET if input is NOTHING else input
-            return await forks.fork(row.run_id, agent, at=at, edits=edits, input=given)
+            fork, new = await forks.fork(row.run_id, agent, at=at, edits=edits, input=given, keep=keep)
+        if new is not None:
+            await self.engine.fork(new)
+        return fork
 
     async def diff(self, run_id: str, other: str, *, tenant: str | None = None) -> Diff:
         """Compare two runs: their calls, arguments and results, their outcome and their cost."""
@@ -682,23 +775,30 @@ class Perdure:
         warnings.warn("app.requeue is deprecated since 0.2: use app.unpause", DeprecationWarning, stacklevel=2)
         await self.unpause(run_id, by=by, note=note, tenant=tenant)
 
-    async def adopt(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
+    async def adopt(
+        self, run_id: str, *, by: str = "app", note: str | None = None, dry_run: bool = False, tenant: str | None = None
+    ) -> None:
         """Let this app's version of the agent continue a run of another version. The journal records this.
 
-        Raises Diverged, and records nothing, if this code asks for other calls than the journal has.
+        A run of a ReAct agent keeps its conversation, and goes on with the instructions, tools, model and limits of this
+        version from its next turn on. Raises Diverged, and records nothing, if this code asks for other calls than the
+        journal has, and Conflict if an open call of the run cannot go on with this code. `dry_run=True` only checks that.
         """
+        _check_flag(dry_run, "adopt(dry_run=)")
         row = await self.handle(run_id, tenant=tenant).row()
-        agent = self._agent(row.agent)
-        # The check runs in a thread, because it reads a whole journal and replays it.
-        await self._asking.ask(lambda: self._check_replay(run_id, agent))
-        await self._control.adopt(run_id, agent.version, by=by, note=note, tenant=tenant)
+        agent, who, why = self._agent(row.agent), known_name(by), words(note, "note")
 
-    def _check_replay(self, run_id: str, agent: Agent[Any, Any]) -> None:
-        """Raise Diverged if this code cannot replay the journal of the run."""
-        events = self.reading.read(run_id)
-        state = fold(events)
-        state.version = agent.version  # the agent sees the version that the run will have after it is adopted
-        agent.replayed(state, events, self.load, self.settings.max_steps)
+        def look() -> tuple[RunAdopted | FrameChanged, int]:
+            events = self.reading.read(run_id)
+            state = fold(events)
+            return agent.adoption(state, events, self.load, self.settings.max_steps, by=who, note=why), state.seq
+
+        # The check runs in a thread, because it reads a whole journal and replays it.
+        body, seen = await self._asking.ask(look)
+        if dry_run:
+            return
+        # If the run has moved on since, it may have another turn, or another open call.
+        await self.engine.post(run_id, body, seen=seen, tenant=tenant)
 
     async def resolve(
         self,
@@ -1009,7 +1109,22 @@ def _by_version(agents: Iterable[Agent[Any, Any]]) -> dict[Served, Agent[Any, An
         if served in known and known[served] is not agent:
             raise InvalidInput(f"two agents are called {agent.name} (version {agent.version}): give one another name, @agent(name=…)")
         known[served] = agent
-    return known
+    former = {Served(one.name, version): one for one in known.values() for version in one.former_versions}
+    # The former versions come first: a run without a version takes the last version of its agent.
+    return {**{served: agent for served, agent in former.items() if served not in known}, **known}
+
+
+def named_input(agent: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """Canonical JSON of the arguments for an agent whose code is not known here."""
+    if args:
+        raise InvalidInput(
+            f"agent {agent!r}: its code is not known here, and with it the names of its parameters: pass each argument by name, "
+            f"app.start({agent!r}, name=value), or give the code, Perdure(url, agents=[…])"
+        )
+    try:
+        return codec.encode(dict(kwargs))
+    except NotEncodable as error:
+        raise NotEncodable(f"agent {agent!r}: {error}; its code is not known here, so that its arguments have to be JSON values") from None
 
 
 def _check_unambiguous(agent: Agent[Any, Any], options: dict[str, Any]) -> None:

@@ -25,7 +25,6 @@ from perdure.core.events import (
     CancelRequested,
     Failure,
     Limits,
-    RunAdopted,
     RunCancelled,
     RunPaused,
     RunUnpaused,
@@ -110,12 +109,6 @@ class Control:
             return await self._raise_budget(row, add, who, note)
         await self._engine.post(row.run_id, RunUnpaused(by=who, note=note))
         return [run_id]
-
-    async def adopt(self, run_id: str, version: str, *, by: str, note: str | None, tenant: str | None = None) -> None:
-        """Allow another version of the agent to continue the run."""
-        identity.check_id(version, "the version")
-        body = RunAdopted(version=version, by=known_name(by), note=words(note, "note"))
-        await self._tell(run_id, body, tenant)
 
     async def resolve(
         self,

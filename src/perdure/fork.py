@@ -1,7 +1,8 @@
 """Fork: an agent goes on from a point of a recorded run, with other answers, another input, model or code.
 
-A fork is a rehearsal (core/rehearsal.py) behind the effect firewall: no tool touches the world, and nothing is stored.
-If the recording has no outcome for a call, the fork looks for an answer in this order:
+A fork is a rehearsal (core/rehearsal.py) behind the effect firewall: no tool touches the world. It is
+stored only if it gets an id. Then it is a specimen, which no worker can claim. reopen.py plans live forks. If the
+recording has no outcome for a call, the fork looks for an answer in this order:
 
 1. the answers that the caller gave (`Stub`);
 2. the tool's stand-in (`@tool.simulate`), which runs on the loop of an agent: it cannot do I/O or call tools;
@@ -25,8 +26,8 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from perdure.agent import Agent
 from perdure.core import codec
 from perdure.core.codec import Payload, shown
-from perdure.core.events import OF_MODEL, Event, Failure, OutcomeReused, RunClaimed, ToolCallInitiated, ToolCallProposed, Usage
-from perdure.core.history import ends_wait, history
+from perdure.core.events import OF_MODEL, AnswerSource, Event, Failure, RunAdopted, RunCreated, RunForked, Usage
+from perdure.core.fork import copies, edited_result, fork_point
 from perdure.core.machine import (
     Asked,
     CallCompleted,
@@ -41,9 +42,8 @@ from perdure.core.machine import (
     Succeeded,
 )
 from perdure.core.outcomes import Performed, Returned
-from perdure.core.prompt_deltas import is_request
-from perdure.core.rehearsal import Rehearsal, Source, described
-from perdure.core.reopen import settled, split_at
+from perdure.core.rehearsal import ForkJournal, Rehearsal, described
+from perdure.core.replay import asked_words
 from perdure.core.retry import Again, after_failure
 from perdure.core.state import RunState, fold
 from perdure.engine.api import Reading, no_such_run
@@ -52,25 +52,27 @@ from perdure.engine.local.attempts import Attempt
 from perdure.engine.local.sandbox import guard
 from perdure.engine.threads import ReadingThreads, Threads
 from perdure.errors import InvalidInput, NotEncodable, NotReady
-from perdure.inspect.diff import CallPath, Diff, DiffCall, answered, call_of, calls_of, diff_of, path_of, spent
+from perdure.inspect.diff import CallPath, Diff, DiffCall, answered, call_of, diff_of, path_of, spent
+from perdure.inspect.specimen import new_fork
 from perdure.interrupts import is_interrupt
 from perdure.settings import Settings
-from perdure.store.api import RunRow
+from perdure.store.api import NewFork, RunRow, Specimen
 from perdure.tool.call import Call, Closer
 from perdure.tool.spend import added
 
 T = TypeVar("T")
 ForkStatus = Literal["succeeded", "failed", "cancelled", "stopped", "waiting"]
 _THREADS = 8
+_WAITING_CHARS = 500
 _TRIES = 5  # the most attempts of a `read` or of a model in a rehearsal
 # The world did not answer. This says nothing about the agent, so the rehearsal ends with an error.
 _AWAY = frozenset(("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died"))
 
 
 class Fork(Struct, frozen=True):
-    """What an agent would do after a point of a recorded run. No effect of the fork happens, and nothing is stored."""
+    """What an agent would do after a point of a recorded run. No effect of the fork happens."""
 
-    run_id: str
+    run_id: str  # the run that was forked
     agent: str
     version: str  # the version of the code that was rehearsed
     at: int  # the event after which the fork begins
@@ -81,6 +83,7 @@ class Fork(Struct, frozen=True):
     asked: Usage  # what this rehearsal itself has used, by asking models and calling `read` tools
     unused_edits: list[int]  # edited calls that the agent did not make again
     diff: Diff  # left: the recorded run; right: the fork
+    id: str | None = None  # the run as which the fork is stored
 
 
 class Stub(Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,6 +96,36 @@ class Stub(Struct, frozen=True, forbid_unknown_fields=True):
     args: dict[str, Any] = {}
     result: Any = UNSET
     error: str | None = None
+
+
+class Keep(Struct, frozen=True):
+    """The fork is to be stored: as this run, for this person."""
+
+    id: str
+    by: str
+    now: int
+    new_id: Callable[[], str]  # makes ids of events
+    reason: str | None = None
+    model: str | None = None  # the model that was set
+
+
+class _Packing:
+    """Packs payloads for events, and keeps the blobs that do not fit into an event."""
+
+    def __init__(self, inline_bytes: int, load: Callable[[Payload], bytes]) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self._inline_bytes = inline_bytes
+        self._load = load
+
+    def pack(self, encoded: bytes) -> Payload:
+        payload, blob = codec.pack(encoded, self._inline_bytes)
+        if blob is not None:
+            self.blobs[str(payload.blob)] = blob
+        return payload
+
+    def load(self, payload: Payload) -> bytes:
+        new = None if payload.inline is not None else self.blobs.get(str(payload.blob))
+        return self._load(payload) if new is None else new
 
 
 class Purse(Struct):
@@ -184,30 +217,45 @@ class Forks:
         edits: Mapping[int, Any] | None = None,
         input: Mapping[str, Any] | UnsetType = UNSET,
         tenant: str | None = None,
-    ) -> Fork:
-        """Rehearse the run with this agent, from the event `at` on. Nothing is written.
+        keep: Keep | None = None,
+    ) -> tuple[Fork, NewFork | None]:
+        """Rehearse the run with this agent from the event `at` on. Nothing is written: `keep` asks for what to store.
 
         Without `at`, the fork begins before the first outcome that is edited, or else at the beginning of the run.
         `edits`: number of a call → the result to use instead. `input`: arguments of the agent that replace the
         recorded arguments. Errors: NotFound, InvalidInput; Diverged if the code asks for other calls than the journal
         has up to that point; NotReady if a `read` tool or a model cannot be reached.
         """
-        row, journal = await self._ask(lambda: (self._row(run_id, tenant), self._reading.read(run_id)))
-        events = [event for event in journal if event.seq <= row.seq]
+        row, recorded = await self._ask(lambda: (self._row(run_id, tenant), self._reading.read(run_id)))
+        events = [event for event in recorded if event.seq <= row.seq]
         state = fold(events)
-        changed = {number: _edited(state, number, value, run_id) for number, value in (edits or {}).items()}
-        point = _point(run_id, events, at, list(changed))
-        facts = Facts(row.run_id, row.tenant, row.actor, row.agent, agent.version, row.parent, state.created.depth if state.created else 0)
-        machine = agent.machine(facts, self._input(agent, state, input), self._settings.max_steps)
+        changed = {number: edited_result(state, number, value) for number, value in (edits or {}).items()}
+        point = fork_point(run_id, events, at, list(changed))
+        created = state.created
+        assert created is not None
+        seen, origin = created.rehearses or row.run_id, created.forked_from or ""
+        frames = tuple((one.after, self._load(one.frame)) for one in state.frames)
+        facts = Facts(seen, row.tenant, row.actor, row.agent, agent.version, row.parent, created.depth, origin, frames)
+        given = self._input(agent, state, input)
+        machine = agent.machine(facts, given, self._settings.max_steps)
+        packing = _Packing(self._settings.inline_bytes, self._load)
+        who = keep or Keep("fork", "", row.updated_at, lambda: "")
+        other = packing.pack(given) if input is not UNSET else None
+        head = "" if keep is None else await self._ask(lambda: self._reading.hash_at(run_id, point).hex())
+        made = RunForked(who.id, run_id, point, head, who.by, who.reason, tuple(sorted(changed)), other is not None, who.model)
         try:
-            rehearsal = Rehearsal(machine, events, point, self._load, changed)
+            journal = self._journal(events[:point], made, seen, other, agent, who, packing)
+            rehearsal = Rehearsal(machine, events, point, journal, self._load, changed)
             asked = await self._answer_all(rehearsal, row)
-            right = self._path(rehearsal, events, state, point, asked)
+            if rehearsal.outcome is None:
+                journal.park(_parked(rehearsal), rehearsal.now)
+            left = path_of(f"run {row.run_id}", events, self._load, state)
+            right = self._path(rehearsal, left, state, point, asked)
             unanswered = [call_of(one.number, *described(one)) for one in rehearsal.questions]
         finally:
             machine.close()
-        made = {taken.recorded for taken in rehearsal.taken.values()}
-        return Fork(
+        made_again = {taken.recorded for taken in rehearsal.taken.values()}
+        fork = Fork(
             row.run_id,
             row.agent,
             agent.version,
@@ -217,9 +265,35 @@ class Forks:
             right.error,
             unanswered,
             asked,
-            [number for number in changed if number not in made],
-            diff_of(path_of(f"run {row.run_id}", events, self._load), right),
+            [number for number in changed if number not in made_again],
+            diff_of(left, right),
+            None if keep is None else keep.id,
         )
+        if keep is None:
+            return fork, None
+        specimen = Specimen("", "", keep.now, keep.by, fork_of=row.run_id, at=point)
+        blobs = list(packing.blobs.values())
+        return fork, new_fork(row.run_id, fold(journal.events), journal.events, specimen, blobs, packing.load)
+
+    def _journal(
+        self,
+        events: Sequence[Event],
+        made: RunForked,
+        rehearses: str,
+        other: Payload | None,
+        agent: Agent[Any, Any],
+        who: Keep,
+        packing: _Packing,
+    ) -> ForkJournal:
+        """The journal of the fork up to `run_forked`."""
+        created = events[0].body
+        assert isinstance(created, RunCreated), created
+        copied = copies(events, made.run_id, rehearses=rehearses, input=other)
+        journal = ForkJournal(copied, made.run_id, created.tenant, packing.pack, iter(who.new_id, None))
+        seq = journal.add(made, who.now)
+        if agent.version != next((one.body.version for one in reversed(events) if isinstance(one.body, RunAdopted)), created.version):
+            journal.add(RunAdopted(agent.version, made.by, made.reason), who.now, cause=seq)
+        return journal
 
     async def _ask(self, question: Callable[[], T]) -> T:
         return await self._asking.ask(question) if self._reading.remote else question()
@@ -247,8 +321,9 @@ class Forks:
             raise InvalidInput(f"input={shown(given)}: the arguments of agent {agent.name} by name, such as {{'order': 'o-7'}}")
         return agent.bind((), given)
 
-    def _path(self, rehearsal: Rehearsal, events: Sequence[Event], state: RunState, point: int, asked: Usage) -> CallPath:
-        calls = {call.call: call for call in calls_of([event for event in events if event.seq <= point], self._load)}
+    def _path(self, rehearsal: Rehearsal, recorded: CallPath, state: RunState, point: int, asked: Usage) -> CallPath:
+        # A call that had ended at the point is the same on both sides. The rehearsal knows all others.
+        calls = {call.call: call for call in recorded.calls if call.call in rehearsal.ended}
         kept = [number for number in calls if number not in rehearsal.taken]
         for number, taken in sorted(rehearsal.taken.items()):
             call = call_of(number, taken.kind, taken.name, taken.args)
@@ -289,12 +364,12 @@ class Forks:
                 total = added(total, used)
                 # After an earlier answer of this loop, the agent may have ended, or may no longer wait for this call.
                 if rehearsal.outcome is None and number in rehearsal.machine.waits_for:
-                    rehearsal.answer(number, completion, source)
+                    rehearsal.answer(number, completion, source, used)
             if not found:
                 break
         return structs.replace(total, model=None)
 
-    async def _answer(self, asked: Asked, facts: Facts, row: RunRow) -> tuple[Completion, Source, Usage] | None:
+    async def _answer(self, asked: Asked, facts: Facts, row: RunRow) -> tuple[Completion, AnswerSource, Usage] | None:
         if not isinstance(asked, CallTool):
             return None  # a child or an approval has only its recorded outcome; without one the rehearsal stops here
         stub = next((stub for stub in self._answers if _is_for(stub, asked)), None)
@@ -371,6 +446,12 @@ class Forks:
         )
 
 
+def _parked(rehearsal: Rehearsal) -> str:
+    """What the agent would do now, in words. The events have the exact arguments."""
+    asked = "; ".join(asked_words(one) for one in rehearsal.questions)
+    return f"nothing: it would now make {asked}"[:_WAITING_CHARS] if asked else "something that the recording does not have"
+
+
 def _status(rehearsal: Rehearsal) -> ForkStatus:
     match rehearsal.outcome:
         case Succeeded():
@@ -381,52 +462,6 @@ def _status(rehearsal: Rehearsal) -> ForkStatus:
             return "cancelled"
         case None:
             return "stopped" if rehearsal.questions else "waiting"
-
-
-# -- where a fork begins ----------------------------------------------------------------------------------------------
-def _point(run_id: str, events: Sequence[Event], at: int | None, edited: Sequence[int]) -> int:
-    """The event after which the fork begins. Raises InvalidInput if no fork can begin there."""
-    past = history(events).events
-    claim = next((event.seq for event in past if isinstance(event.body, RunClaimed)), None)
-    if claim is None:
-        raise InvalidInput(f"run {run_id} has not begun: its agent has done nothing that a fork could begin with")
-    if at is None:
-        return min(_before_outcome(run_id, events, number) for number in edited) if edited else claim
-    if not isinstance(at, int) or isinstance(at, bool) or not 1 <= at <= events[-1].seq:
-        raise InvalidInput(f"run {run_id} has no event {shown(at)}: its events are 1 to {events[-1].seq}")
-    if at < claim:
-        raise InvalidInput(f"run {run_id}: its agent begins at event {claim}; fork it at that event or at a later one")
-    if all(event.seq != at for event in past):
-        raise InvalidInput(f"run {run_id} cannot be forked at event {at}: that event was superseded when the run was reopened")
-    if fold([event for event in events if event.seq <= at]).finished:
-        raise InvalidInput(f"run {run_id} cannot be forked at event {at}: it has ended there; fork it at event {at - 1} or before")
-    split = split_at(past, at)
-    if split is not None:
-        cause, first, last = split
-        raise InvalidInput(
-            f"run {run_id} cannot be forked at event {at}: its agent stated the events {first} to {last} at once; take {cause} or {last}"
-        )
-    return at
-
-
-def _before_outcome(run_id: str, events: Sequence[Event], number: int) -> int:
-    past = history(events)
-    tools = {event.call for event in events if isinstance(event.body, ToolCallInitiated | ToolCallProposed)}
-    for event in past.events:
-        source = past.sources[event.body.of] if isinstance(event.body, OutcomeReused) else event
-        if event.call == number and ends_wait(source, of_tool=number in tools):
-            return settled(past.events, event.seq - 1)
-    raise InvalidInput(f"call {number} of run {run_id} has no outcome that could be edited")
-
-
-def _edited(state: RunState, number: int, value: Any, run_id: str) -> bytes:
-    """The edited result as canonical JSON. The answer of a model may be given as a text."""
-    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= state.numbers:
-        raise InvalidInput(f"run {run_id} has no call {shown(number)}: its calls are 1 to {state.numbers}")
-    call = state.calls.get(number)
-    if call is not None and is_request(call.args) and isinstance(value, str):
-        value = {"text": value}
-    return codec.encode(value)
 
 
 # -- answers without the world ----------------------------------------------------------------------------------------

@@ -1,33 +1,41 @@
-"""Retry and rewind: a run goes on from an earlier event of its own journal.
+"""Retry, rewind and live fork: a run goes on from an earlier event of its own journal, or of a copy of it.
 
 `plan` reads the journals of the run and of the children that have to go on too, and computes the events to write
 (core/reopen.py). Then it replays each journal with these events, with the agent's present code. So a divergence is
-found before anything is written. `Plan.runs` is written in one transaction.
+found before anything is written. `Plan.runs` is written in one transaction. `fork` plans a live fork in the same way
+(core/fork.py), and a live fork is written in one transaction too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from perdure import shell
 from perdure.agent import Agent
+from perdure.core import codec
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunFailed, RunSucceeded, Usage
+from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunFailed, RunForked, RunSucceeded, Usage
+from perdure.core.fork import LiveFork as Forked
+from perdure.core.fork import edited_result, fork_point, live_fork
+from perdure.core.history import history
 from perdure.core.identity import undo_id, undone_by
 from perdure.core.machine import AskApproval, Asked, CallTool, Command, Failed, Finish, StartChild, Succeeded
 from perdure.core.prompt_deltas import is_request
+from perdure.core.rehearsal import check_edit
 from perdure.core.reopen import reopening, retry_point
 from perdure.core.replay import Frontier, asked_words
 from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
 from perdure.engine.api import Reading, no_such_run
 from perdure.engine.local import sandbox
-from perdure.errors import AlreadyRunning, Conflict
+from perdure.errors import AlreadyRunning, Conflict, Diverged, InvalidInput
 from perdure.inspect.branches import asked_in_all_branches
 from perdure.inspect.resuming import open_call_words
-from perdure.store.api import Reopen, RunRow
+from perdure.store.api import NewFork, Reopen, RunRow, undone
+
+_Body = tuple[AnyBody, int | None]  # an event to be written, and the number of its call
 
 
 class ReopenedCall(Struct, frozen=True):
@@ -57,6 +65,30 @@ class Reopened(Struct, frozen=True):
     next: list[str]  # what the agent asks for first, in words
     used: Usage  # what the run has used so far
     children: list[Reopened]  # the children that go on too
+
+
+class LiveFork(Struct, frozen=True):
+    """What a live fork means, before or after it was made: a real run, which goes on from a copy of another run's events."""
+
+    run_id: str  # the fork
+    parent: str
+    at: int  # the event of the parent after which the fork goes on
+    before: str  # the version of the agent's code that has driven the parent
+    version: str  # the version that goes on with the fork
+    kept: int  # how many calls of the parent have a result that the fork's agent keeps
+    # Calls that the parent has made after `at`. If the fork's agent makes one too, the recorded outcome is used. If it
+    # makes another call instead, that is one more effect.
+    done: list[ReopenedCall]
+    twice: list[str]  # what may happen twice, in words
+    next: list[str]  # what the fork's agent asks for first
+    edits: list[int]
+
+
+class ForkPlan(Struct, frozen=True):
+    """The writes of a live fork, and what they mean."""
+
+    fork: LiveFork
+    new: NewFork
 
 
 class Plan(Struct, frozen=True):
@@ -125,6 +157,79 @@ class Planner:
         agent = agent or self._agent_of(row.agent)
         return Plan(self._reopened(row, to, by, reason, fresh, agent, runs), runs)
 
+    def fork(
+        self,
+        run_id: str,
+        new_id: str,
+        at: int | None,
+        *,
+        by: str,
+        reason: str | None,
+        edits: Mapping[int, Any],
+        input: Mapping[str, Any] | UnsetType,
+        agent: Agent[Any, Any],
+        inline_bytes: int,
+        tenant: str | None = None,
+    ) -> ForkPlan:
+        """The plan of a live fork. Errors: as for `plan`; Conflict if the outcome of a call of the run is not known."""
+        from perdure.inspect.specimen import new_fork  # imported only if needed
+
+        row = self._row(run_id, tenant)
+        _check_forks(row)
+        if self._reading.get(undo_id(row.run_id)) is not None:
+            raise undone(row.run_id, "no live fork can be made of it")
+        sandbox.guard()
+        events = [event for event in self._reading.read(run_id) if event.seq <= row.seq]
+        before = fold(events)
+        changed = {number: edited_result(before, number, value) for number, value in edits.items()}
+        point = fork_point(run_id, events, at, list(changed))
+        blobs: dict[str, bytes] = {}
+
+        def pack(encoded: bytes) -> Payload:
+            payload, blob = codec.pack(encoded, inline_bytes)
+            if blob is not None:
+                blobs[str(payload.blob)] = blob
+            return payload
+
+        def load(payload: Payload) -> bytes:
+            new = blobs.get(str(payload.blob))
+            return self._load(payload) if new is None else new
+
+        given = None if isinstance(input, UnsetType) else pack(agent.bind((), input))
+        made = RunForked(new_id, run_id, point, row.head.hex(), by, reason, tuple(sorted(changed)), given is not None)
+        packed = {number: pack(result) for number, result in changed.items()}
+        fork = live_fork(
+            events,
+            before,
+            made,
+            packed,
+            version=agent.version,
+            input=given,
+            target=agent.target,
+            now=self._now,
+            ids=iter(self._new_id, None),
+        )
+        fork.state.version = agent.version
+        frontier = agent.replayed(fork.state, fork.events, load, self._max_steps, history(fork.events, fork.state))
+        asked = frontier.calls
+        if any(number not in asked for number in changed):
+            asked = asked_in_all_branches(agent, fork.state, fork.events, load, self._max_steps)
+        for number, result in changed.items():
+            if number not in asked:
+                raise InvalidInput(
+                    f"call {number} cannot be edited: its tool or agent is not in this code, so that the result cannot be checked"
+                )
+            check_edit(asked[number], number, result)
+        found = LiveFork(
+            *(new_id, run_id, point, row.version, agent.version),
+            kept=len(fork.reopening.kept),
+            done=[_call(call) for call in fork.reopening.superseded],
+            twice=list(_twice(row, fork)),
+            next=list(_next(frontier, fork.state, fresh=False)),
+            edits=sorted(changed),
+        )
+        return ForkPlan(found, new_fork(run_id, fork.state, fork.events, None, list(blobs.values()), load))
+
     def _row(self, run_id: str, tenant: str | None = None) -> RunRow:
         row = self._reading.get(run_id)
         if row is None or tenant not in (None, row.tenant):
@@ -137,25 +242,17 @@ class Planner:
         if row.status == "running" or row.holder is not None:
             raise AlreadyRunning(f"run {row.run_id} is held by a worker", hint=f"pause it first: {shell.command('pause', row.run_id)}")
         if self._reading.get(undo_id(row.run_id)) is not None:
-            # According to the journal the calls have results. The agent would rely on these effects, but they are
-            # undone.
-            raise Conflict(
-                f"run {row.run_id} has been undone, or is being undone, by run {undo_id(row.run_id)}, so it cannot go on; start a new run"
-            )
+            raise undone(row.run_id, "it cannot go on")
         events = self._reading.read(row.run_id)
         state = fold(events)
         back_to = retry_point(events, state) if to is None else to
         found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=self._ended_meanwhile(state), state=state)
         kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes
-        bodies = list(found.bodies)
-        version = agent.version if agent.version != row.version else None
-        if version is not None:
-            bodies.insert(1, (RunAdopted(version, by, reason), None))
+        bodies, frontier = self._fitting(agent, row, events, found.bodies, by, reason)
         more = _would_be(events, bodies, self._now, row.epoch)
         for event in more:
             state.apply(event)
-        state.version = agent.version
-        frontier = agent.replayed(state, [*events, *more], self._load, self._max_steps)
+        version = agent.version if agent.version != row.version else None
         hooks = self._hooks(agent, state, [*events, *more]) if found.superseded else {}
         runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
@@ -174,6 +271,39 @@ class Planner:
                 for child in found.children
             ],
         )
+
+    def _fitting(
+        self, agent: Agent[Any, Any], row: RunRow, events: Sequence[Event], bodies: Sequence[_Body], by: str, reason: str | None
+    ) -> tuple[list[_Body], Frontier]:
+        """What is written so that this code can go on with the reopened run, and where the agent stands then.
+
+        If the code has another version, that is recorded. If a frame applies to turns that are superseded now, or if
+        only another frame lets the code replay the turns that stay, the change of the frame is recorded, too.
+        """
+        reopened, *others = bodies
+        whole = [*events, *_would_be(events, [reopened], self._now, row.epoch)]
+        state = fold(whole)
+        changed = agent.frame_change(state, whole, self._load, by=by, note=reason)
+        shorter = changed is not None and bool(state.frames) and changed.after < state.frames[-1].after
+        adopted = [] if agent.version == row.version else [(RunAdopted(agent.version, by, reason), None)]
+        if not shorter:
+            try:
+                return self._replayed(agent, row, events, [reopened, *adopted, *others])[:2]
+            except Diverged:
+                if changed is None or not adopted:
+                    raise
+        assert changed is not None
+        written, frontier, state = self._replayed(agent, row, events, [reopened, (changed, None), *others])
+        agent.check_open_calls(frontier, state, self._load)
+        return written, frontier
+
+    def _replayed(
+        self, agent: Agent[Any, Any], row: RunRow, events: Sequence[Event], bodies: list[_Body]
+    ) -> tuple[list[_Body], Frontier, RunState]:
+        whole = [*events, *_would_be(events, bodies, self._now, row.epoch)]
+        state = fold(whole)
+        state.version = agent.version
+        return bodies, agent.replayed(state, whole, self._load, self._max_steps), state
 
     def _hooks(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, bool]:
         """Number of a call → does its tool have a compensate hook in this code?"""
@@ -206,7 +336,38 @@ class Planner:
         return ended
 
 
-def _would_be(events: Sequence[Event], bodies: Sequence[tuple[AnyBody, int | None]], now: int, epoch: int) -> list[Event]:
+def _check_forks(row: RunRow) -> None:
+    """Conflict, with the way out, if no live fork of this run can be made. Its code is not needed to know."""
+    row.check_live()
+    if (undone := undone_by(row.run_id)) is not None:
+        raise Conflict(f"run {row.run_id} is the undo of run {undone}: it has no live fork")
+    if row.parent is not None:
+        raise Conflict(
+            f"run {row.run_id} is a child of run {row.parent}, and has no live fork of its own: fork the run at the top",
+            hint=f"{shell.command('fork', row.parent.partition('/')[0])} --at SEQ --live",
+        )
+
+
+def _twice(row: RunRow, fork: Forked) -> Iterator[str]:
+    """What may happen twice: in the run that was forked, and in the fork."""
+    for call in fork.reopening.superseded:
+        if call.phase == "completed" and call.effect != "read":
+            yield (
+                f"call {call.number} {call.tool} ({call.effect}) has happened in {row.run_id}: its result is used if the fork makes the same call; "
+                "with other arguments the fork makes one more"
+            )
+        elif call.phase == "failed" and is_repeatable(call) and call.effect != "read":
+            yield f"call {call.number} {call.tool} ({call.effect}) failed in {row.run_id}: if the fork makes it and {row.run_id} is retried, both make it"
+    for child in fork.state.children.values():
+        if child.asked_seq > fork.reopening.back_to and child.ended is None:
+            yield f"child {child.run_id} has not ended: if the fork starts it too, what it does happens twice"
+    if row.status not in FINISHED:
+        yield f"run {row.run_id} is {row.status.replace('_', ' ')} and goes on too: a call that both make from here on happens in both"
+    elif row.status != "succeeded":
+        yield f"run {row.run_id} has {row.status}: if it is retried, a call that both make from here on happens in both"
+
+
+def _would_be(events: Sequence[Event], bodies: Sequence[_Body], now: int, epoch: int) -> list[Event]:
     """The events as they would be written."""
     last = events[-1].seq
     return [
@@ -236,12 +397,16 @@ def _made_before(call: CallState | None, fresh: bool) -> str:
         return "made before, its outcome is used again"
     if call.phase == "completed":
         return "made before, and made again"
+    if call.inherited:
+        return "made before, its failure is used again"
     if call.phase != "failed":
-        return "made before, and it may have happened: that is found out first"
+        return "made before, and may have happened: this doubt is settled first"
     if is_certain_end(call):
         return "made before, its failure is used again"
     return (
-        "failed before, and is attempted again" if is_repeatable(call) else "failed before, and may have happened: that is found out first"
+        "failed before, and is attempted again"
+        if is_repeatable(call)
+        else "failed before, and may have happened: this doubt is settled first"
     )
 
 

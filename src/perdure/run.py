@@ -65,15 +65,20 @@ class Run:
         """The time in UTC: the recorded time of the event that woke the agent. It is never the wall clock."""
         return utc(self._machine.now)
 
+    @property
+    def _origin(self) -> str:
+        """The run with which the history of this run began: the run itself, unless it is a fork."""
+        return self._machine.facts.origin or self.id
+
     @cached_property
     def random(self) -> random.Random:
         """A random generator that gives the same numbers on every replay."""
-        return random.Random(identity.seed(self.id, "random"))
+        return random.Random(identity.seed(self._origin, "random"))
 
     def uuid(self) -> uuid.UUID:
         """A new UUID with each call. On every replay the UUIDs are the same."""
         self._uuids += 1
-        return uuid.UUID(int=identity.seed(self.id, f"uuid {self._uuids}") >> 128, version=4)
+        return uuid.UUID(int=identity.seed(self._origin, f"uuid {self._uuids}") >> 128, version=4)
 
     def request_approval(
         self,

@@ -176,6 +176,7 @@ class Perdure:
     retry = _blocking(asynchronous.Perdure.retry)
     rewind = _blocking(asynchronous.Perdure.rewind)
     fork = _blocking(asynchronous.Perdure.fork)
+    live_fork = _blocking(asynchronous.Perdure.live_fork)
     diff = _blocking(asynchronous.Perdure.diff)
     requeue = _blocking(asynchronous.Perdure.requeue)
     adopt = _blocking(asynchronous.Perdure.adopt)

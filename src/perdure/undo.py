@@ -173,8 +173,8 @@ class _Surveyor:
         undone = taken_back(state, self._load)
         settled = {*undone, *undone.values()}
         for call in state.calls.values():
-            if call.number in settled:
-                continue
+            if call.number in settled or call.inherited:
+                continue  # the run that this one was forked from has made an inherited call: its own undo undoes it
             # Only a superseded call can be missing here: this code makes neither this call nor another call of its
             # tool.
             made = asked.get(call.number)
@@ -182,7 +182,7 @@ class _Surveyor:
             if one is not None:
                 found.append((call.last_seq, [one]))
         ended = {event.call: event.seq for event in events if isinstance(event.body, ChildFinished)}
-        for child in state.children.values():
+        for child in [child for child in state.children.values() if not child.inherited]:
             self._require_end(run_id, child.run_id)
             started = asked.get(child.number)
             below = self.deeds(child.run_id, started.agent if isinstance(started, StartChild) else None)
@@ -266,7 +266,7 @@ def _doubt(call: CallState) -> str | None:
         # off, its outcome is not known.
         cut_off = failure.kind in IN_DOUBT_KINDS or failure.kind == "cancelled"
         if call.doubtful or (cut_off and call.effect == "idempotent"):
-            return f"it failed, and may have happened all the same: {failure.type}: {failure.message}"
+            return f"it failed, but it may have happened: {failure.type}: {failure.message}"
     return None
 
 
@@ -350,7 +350,7 @@ async def begin(engine: Engine, clock: Clock, surveyed: Survey, settings: Settin
         key_scheme=KEY_SCHEME,
         key_namespace=surveyed.key_namespace,
     )
-    new = NewRun(run_id, created, clock.new_id(), clock.now(), codec.digest(encoded), () if blob is None else (blob,))
+    new = NewRun(run_id, created, clock.new_id(), clock.now(), codec.digest(encoded), () if blob is None else (blob,), undoes=row.seq)
     return (await engine.start(new))[0]
 
 

@@ -1,4 +1,4 @@
-"""Both stores, and an S3-compatible server for each process of the test run."""
+"""Fixtures for the tests of artifacts: both stores, and one S3-compatible server for each process of the test run."""
 
 from __future__ import annotations
 

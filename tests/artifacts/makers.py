@@ -1,4 +1,7 @@
-"""Agents and tools that pass large bytes on, for the tests of artifacts. Isolated tools are loaded from this file."""
+"""Agents and tools that save large bytes and pass them on, for the tests of artifacts.
+
+Isolated tools are loaded from this file.
+"""
 
 from __future__ import annotations
 

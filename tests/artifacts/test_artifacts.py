@@ -133,7 +133,7 @@ def test_outside_of_a_run_nothing_is_saved_or_opened() -> None:
 
 
 class Chunks:
-    """A vault in memory, to see what is written."""
+    """A vault in memory that shows what was written."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -394,7 +394,7 @@ def test_a_forged_pointer_opens_nothing(url: str) -> None:
             for run_id in ("stranger", "by-signal"):
                 with pytest.raises(NotFound):
                     await opened.handle(run_id).artifact(mine).read()
-            # The right name with another hash, size or type: what was approved is what is opened.
+            # The right name with another hash, size or type is refused: only the approved artifact may be opened.
             for change in ({"sha256": "0" * 64}, {"size": 999}, {"content_type": "text/html"}):
                 with pytest.raises(NotFound):
                     await opened.handle("mine").artifact(pointer(mine) | change).read()
@@ -453,7 +453,7 @@ def test_a_run_that_a_tool_has_started_opens_artifacts_with_its_own_rights(url: 
         async with Perdure(url, [inner, outer], settings=SETTINGS) as opened:
             for whose in ("b", "a"):
                 said = await opened.run(outer, whose, tenant="a")
-                # Call 2 opens the artifact of its own family, call 3 that of the other one.
+                # Call 2 opens an artifact of its own family, call 3 an artifact of the other family.
                 assert "(call 3) failed after 1 attempt: NotFound" in said
 
     run(main())

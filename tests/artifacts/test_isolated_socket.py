@@ -1,4 +1,7 @@
-"""The socket on which an isolated tool's process asks its worker for artifacts: garbage ends it, and grants nothing."""
+"""The socket on which an isolated tool's process asks its worker for artifacts.
+
+If the process sends garbage, the worker closes the socket and opens no artifact.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def test_it_saves_and_opens_with_the_rights_of_its_call(journal: tuple[Store, Va
 
 
 def end(asked: AskedVault) -> None:
-    """What the end of the tool's process does."""
+    """Do what the end of the tool's process does."""
     asked._file.close()
     asked._socket.close()
 

@@ -24,7 +24,7 @@ LATER = 1 << 60
 
 
 class Killed(Exception):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
 class Dying:
@@ -42,7 +42,10 @@ class Dying:
 
 @pytest.fixture
 def moving(url: str, tmp_path: Path) -> Iterator[tuple[Store, Store, Artifact]]:
-    """A journal with an artifact in a folder, which a finished run `r` has saved, and `reader` got; `small` has none there."""
+    """A journal with an artifact in a folder: the finished run `r` has saved it, and `reader` got it.
+
+    The run `small` has no artifact there.
+    """
 
     (tmp_path / "files").mkdir()
 

@@ -1,4 +1,4 @@
-"""Contestants for tests: programs of a few lines that behave well, or do not."""
+"""Contestants for tests: programs of a few lines that behave well or badly."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ground(folder: Path, sizes: Sizes = TINY) -> Ground:
 
 
 def heeds_signals() -> None:
-    """For a process that is to be interrupted: what a shell starts in the background ignores Ctrl-C, and so do those that it starts."""
+    """Let this process and its children be interrupted: processes that a shell starts in the background ignore Ctrl-C."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

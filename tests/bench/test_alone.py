@@ -1,4 +1,4 @@
-"""What must not go wrong around a race: another one beside it, a database on another disk, a damaged file of the one before."""
+"""What must not disturb a race: a second race, a database on another disk, a damaged results file of the last race."""
 
 from __future__ import annotations
 

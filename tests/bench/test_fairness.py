@@ -1,4 +1,7 @@
-"""The same measure for everybody: arguments, pauses, settling, what a queue's figure is made of; and workers that end with whoever asked."""
+"""All contestants are measured in the same way: arguments, pauses, settling, and the parts of a queue's figure.
+
+The workers of a contestant end together with the process that started them.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def test_the_first_starts_of_an_idle_system_are_not_counted() -> None:
     async def start() -> int:
         starts.append(time.monotonic_ns())
         if len(starts) <= wire.UNCOUNTED_STARTS:
-            await asyncio.sleep(0.3)  # nobody has settled yet
+            await asyncio.sleep(0.3)  # no contestant has settled yet
         return time.monotonic_ns()
 
     waits = asyncio.run(wire.idle_ms(5, start))
@@ -106,7 +109,8 @@ def test_a_run_is_resumed_only_when_everybody_has_noticed_the_death_and_the_wait
     waits_s = [int(line) / 1e9 for line in waited.read_text().split()]
     assert len(waits_s) == len(resumed_s) == 2
     assert all(wait_s >= noticed_s for wait_s in waits_s)
-    # Between the two moments that a contestant sees lie the wait and what is measured, and next to nothing else.
+    # Between the two moments that a contestant sees there are only the wait and the measured time, and almost nothing
+    # else.
     assert all(0 < one_s < wait_s - noticed_s + 0.2 for one_s, wait_s in zip(resumed_s, waits_s, strict=True))
 
 
@@ -115,7 +119,8 @@ def test_a_server_that_waits_for_a_heartbeat_has_noticed_the_death_by_then(sizes
     program = (RACE / "contestants" / "with_temporal_workflows.py").read_text()
     (heartbeat_s,) = re.findall(r'"heartbeat_timeout": timedelta\(seconds=(\d+)\)', program)
     (retry_ms,) = re.findall(r"initial_interval=timedelta\(milliseconds=(\d+)\)", program)
-    # A retry waits twice as long as the one before, and of four repeats the last is the fourth; a second for a server that is late.
+    # A retry waits twice as long as the retry before, and the last of four repeats is the fourth; plus a second for a
+    # late server.
     assert sizes.noticed_s >= int(heartbeat_s) + 8 * int(retry_ms) / 1000 + 1
 
 

@@ -32,7 +32,7 @@ sys.exit("no such package" if "broken" in " ".join(pathlib.Path(one).read_text()
 
 @pytest.fixture
 def uv(tmp_path: Path) -> Path:
-    """In place of the installer: writes down what it is asked for, and cannot find what is broken."""
+    """Replaces the installer: it records the requests, and cannot find broken packages."""
     program = tmp_path / "uv.py"
     program.write_text(_UV)
     return program

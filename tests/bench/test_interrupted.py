@@ -22,7 +22,7 @@ def test_an_interrupt_prints_what_was_measured_and_no_traceback() -> None:
     ) as bench:
         assert bench.stderr is not None
         assert bench.stderr.readline().startswith("One run of 1,000 sequential calls")
-        os.killpg(bench.pid, signal.SIGINT)  # as a terminal does it: to whoever belongs to the command
+        os.killpg(bench.pid, signal.SIGINT)  # like a terminal: the signal goes to all processes of the command
         table, complaints = bench.communicate(timeout=60)
     assert bench.returncode == 130
     assert "Traceback" not in table + complaints
@@ -33,7 +33,7 @@ def test_an_interrupt_prints_what_was_measured_and_no_traceback() -> None:
 
 class _Litter:
     def __init__(self) -> None:
-        self.itself = self  # nobody but the collector gets rid of it
+        self.itself = self  # only the garbage collector can free this object
 
 
 def test_an_interrupt_while_litter_is_collected_is_not_lost() -> None:

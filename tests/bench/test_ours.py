@@ -1,4 +1,4 @@
-"""perdure's own lanes for real, at sizes at which they only show that they work."""
+"""perdure's own lanes, really executed, with sizes that only show that the lanes work."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_race_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
         assert asker.stderr is not None
         while "a queue: perdure/postgres" not in asker.stderr.readline():
             assert asker.poll() is None
-        # While a worker waits for the one who asks it for something, and the other way round.
+        # A worker waits for a caller, and a caller waits for a worker.
         while not [
             one for one in psutil.process_iter() if {"idle", "worker"} & set(_command(one)) and str(tmp_path) in " ".join(_command(one))
         ]:

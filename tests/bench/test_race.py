@@ -1,4 +1,4 @@
-"""The order of the race, and what becomes of contestants that fail, hang or talk nonsense."""
+"""The order of the race, and what happens with contestants that fail, hang or print garbage."""
 
 from __future__ import annotations
 

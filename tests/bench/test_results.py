@@ -1,4 +1,4 @@
-"""What follows from the cells: medians, ratios, verdicts, the page and the plot."""
+"""What is computed from the cells: medians, ratios, verdicts, the page and the plot."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Agents that break replay, each with an innocent twin that does what was meant. They are checked as text, and run for what they are.
+"""Agents that break replay, each with an innocent twin that does the same thing correctly.
 
-Each is the body of an agent; what must stand outside of it goes above. All of them together make one program, so that two processes are
-enough to record and to replay every one: `python truth.py record DB` and `python truth.py replay DB`, the second with another hash seed,
-another environment, another file and no memory of the first.
+The tests check these agents as text, and also run them. Each text is the body of an agent; code that must be outside
+of the agent is above it. All agents together make one program, so that two processes can record and replay all of
+them: `python truth.py record DB` and `python truth.py replay DB`. The second process has another hash seed, another
+environment, another file and no memory of the first.
 """
 
 from __future__ import annotations

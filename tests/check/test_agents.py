@@ -1,4 +1,4 @@
-"""What runs inside an agent and what does not, what is reported there, and what deserves no word."""
+"""Which code runs inside an agent, what is reported there, and what is not reported."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def test_what_an_agent_reaches_is_looked_at_and_the_way_to_it_is_named(above, bo
         ("read = functools.partial(tool, effect='read')\n@read\ndef now():\n    return time.time()", "await now()"),
         ("reading = tool(effect='read')\n@reading\ndef now():\n    return time.time()", "await now()"),
         ("@agent(version='1')\nasync def child(run):\n    await echo('x')", "await child()"),
-        ("import somebody\n@somebody.durable\ndef now():\n    return time.time()", "now()"),  # nobody knows what that makes of it
+        # It is unknown what this decorator does.
+        ("import somebody\n@somebody.durable\ndef now():\n    return time.time()", "now()"),
         ("def never_called():\n    return time.time()", "await echo('x')"),
         ("async def main():\n    print(time.time(), os.environ)", "await echo('x')"),
         ("def now_of(time):\n    return time.time()", "now_of(run)"),

@@ -1,4 +1,4 @@
-"""`perdure check` as it is typed."""
+"""`perdure check` as a user types it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_what_cannot_be_read_is_told_after_what_was_found_and_the_code_is_2(tmp_
     ran = check(tmp_path, "missing.py", "app.py", "empty", "huge.py", "pipe.py", "loop.py", "app.py:one", "/dev/zero", "deploy.toml")
     assert ran.returncode == 2
     assert "1 error" in ran.stdout
-    assert check(tmp_path, "missing.py", "app.py", "--json").stdout == ""  # a part is not taken for the whole
+    # A program must not take a part of the findings for all findings.
+    assert check(tmp_path, "missing.py", "app.py", "--json").stdout == ""
     told = ran.stderr.splitlines()
     assert len(told) == 8
     assert all(line.startswith("perdure: ") for line in told), told

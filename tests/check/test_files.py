@@ -1,4 +1,4 @@
-"""Files as they come: whatever they hold, there is an answer; excuses, and our own pages and examples."""
+"""Files with any content: every file gets an answer. Also: accepted lines, and our own pages and examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.docs.test_examples import EXAMPLES, PAGES, names_of, programs
 
 from perdure.check import Finding, look
 
-DELIBERATE = {"crashtest_shop.py": ["key"]}  # it shows what becomes of such tools
+DELIBERATE = {"crashtest_shop.py": ["key"]}  # this example shows what happens with such tools
 
 
 def found_in(data: bytes | str) -> list[Finding]:

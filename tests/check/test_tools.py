@@ -1,4 +1,4 @@
-"""What tools declare, and whether they keep it."""
+"""Does a tool do what it declares?"""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def found_in(source: str) -> list[tuple[str, str]]:
         ("@tool(effect='keyed')\ndef pay(call: Call): return call.attempt, call.number", [("key", "error")]),
         ("@tool(effect='keyed')\ndef pay(call: 'Call'): return None", [("key", "error")]),
         ("@tool(effect='keyed')\ndef pay(call): return send(call.key)", [("key", "error")]),  # not annotated: it is an argument
-        # seen by people, or by nobody, and sent nowhere
+        # The key is shown to people or ignored, and is sent to no service.
         ("@tool(effect='keyed')\ndef pay(call: Call): print(call)", [("key", "error")]),
         ("@tool(effect='keyed')\ndef pay(call: Call): print(f'paying {call.key}', str(call))", [("key", "error")]),
         ("@tool(effect='keyed')\ndef pay(call: Call): call.key", [("key", "error")]),
         ("@tool(effect='keyed')\ndef pay(call: Call): key = call.key", [("key", "error")]),
-        ("@tool(effect='keyed')\ndef pay(call: Call):\n    key = it = call.key\n    LOG.info('%s', it)", []),  # too winding to be told
+        # Too indirect to be recognised.
+        ("@tool(effect='keyed')\ndef pay(call: Call):\n    key = it = call.key\n    LOG.info('%s', it)", []),
         (
             "@tool(effect='keyed')\ndef pay(call: Call):\n    text = f'{call.key}'\n    LOG.info('%s', text)\n    logging.warning(call)",
             [("key", "error")],
@@ -65,7 +66,7 @@ def found_in(source: str) -> list[tuple[str, str]]:
         ("@tool(effect='once', timeout=20)\ndef pay(): ...\n@pay.reconcile\ndef _(): ...", []),
         ("@tool(effect='once', timeout=20)\ndef pay(): ...\ndef ask(): ...\npay.reconcile(ask)", []),
         ("@tool(effect='read')\ndef book(): ...\n@book.compensate(effect='keyed')\ndef _(call: Call): return call.key", []),
-        ("@tool(**SHARED)\ndef pay(): ...", []),  # nobody can tell
+        ("@tool(**SHARED)\ndef pay(): ...", []),  # the arguments are not known without running the code
         ("@tool(effect=chosen())\ndef pay(): ...", []),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the rules say is true: what they call guilty differs on replay, or is refused; its twin does not, and is not reported."""
+"""The rules are true: code that a rule reports differs on replay, or is refused. Its innocent twin is not reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def found_in(source: str) -> list[Finding]:
 
 
 def told(folder: Path, what: str, seed: str) -> dict[str, str]:
-    """What became of each agent, in a process of its own."""
+    """The result of each agent, in a separate process."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": seed, "WORLD": f"the world of {what}"}
     (folder / "world.txt").write_text(f"the world of {what}")
     command = [sys.executable, "truth.py", what, "journal.db"]
@@ -44,7 +44,7 @@ def test_what_is_reported_truly_differs_on_replay_or_is_refused_and_its_twin_doe
     replayed = told(tmp_path, "replay", "2")
 
     wrong = [why for why in refused.values() if "NotAllowedInAgent" not in why]
-    assert wrong == []  # nothing failed for another reason than the one that it is here for
+    assert wrong == []  # each agent failed only for the expected reason
     assert [
         pair.name for pair in PAIRS if f"guilty_{pair.name}" not in refused and replayed[f"guilty_{pair.name}"].startswith("same")
     ] == []

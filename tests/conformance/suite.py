@@ -1,4 +1,4 @@
-"""What every Store must do, as tests. A store of your own passes when a subclass with its `make_store` does:
+"""What every Store must do, as tests. Your own store passes if this subclass passes:
 
 class TestMyStore(StoreConformance):
     @pytest.fixture
@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.conformance.suite_artifacts import ArtifactConformance
+from tests.conformance.suite_forks import ForkConformance
 from tests.conformance.suite_moving import MovingConformance
 from tests.conformance.suite_progress import ProgressConformance
 from tests.conformance.suite_queues import QueueConformance
@@ -47,7 +48,7 @@ SECOND = 1_000_000
 LEASE_US = 30 * SECOND
 AT_ONCE_US = 1  # who was seen twice with the same sign of life has been silent for as long
 RELEASED = RunReleased("waiting", "a signal")
-# The three kinds of append: events alone, with a change of the projection, and one that gives the run up.
+# The three kinds of append: events alone, with a change of the projection, and with a release of the run.
 ROWS = [None, RowChange("running"), RowChange("waiting", release=True)]
 
 
@@ -58,6 +59,7 @@ class StoreConformance(
     WaitingConformance,
     MovingConformance,
     ProgressConformance,
+    ForkConformance,
     ReopeningConformance,
 ):
     """Subclass it with a `make_store` fixture: a function that opens a new, empty store."""
@@ -67,10 +69,10 @@ class StoreConformance(
         raise NotImplementedError("give make_store: a fixture that returns a function which opens a new, empty store")
 
     def age(self, store: Store, us: int) -> None:
-        """Let so many microseconds pass for every worker's lease, as `workers` shows it.
+        """Let this many microseconds pass for every worker's lease, as `workers` shows it.
 
-        Nothing to do for a store that goes by the `now` that it is told, as these tests do. One that goes by a clock of its
-        own sets every sign of life back by as much.
+        A store that uses the `now` of these tests has nothing to do. A store with a clock of its own moves every
+        heartbeat back by the same time.
         """
 
     @pytest.fixture
@@ -620,7 +622,7 @@ class StoreConformance(
 
 
 class Held:
-    """A run in the hands of a worker, as far as a test needs it."""
+    """A run that a worker holds, with what a test needs."""
 
     def __init__(self, lease: Lease, seq: int, head: bytes) -> None:
         self.lease = lease

@@ -332,7 +332,7 @@ class MovingConformance:
         assert store.list(Filter()) == []
 
     def test_what_begins_after_a_prune_has_a_later_place_than_everything_before(self, store: Store) -> None:
-        """… or whoever follows the journal would take it for one that it knows."""
+        """Otherwise a reader that follows the journal would treat the run as a run that it knows."""
         over(store, "first")
         over(store, "last")
         newest = store.growing()[-1][0]
@@ -436,7 +436,7 @@ def over(store: Store, run_id: str, *, status: str = "succeeded", notify: bool =
 
 
 def plant(store: Store) -> None:
-    """Runs of every kind, in a journal that nobody works on."""
+    """Runs of every kind, in a journal without workers."""
     packed, long = pack(LONG)
     assert long is not None
     create(store, "ready", actor="user:17", priority=2)

@@ -1,4 +1,7 @@
-"""What every Store must do about queues: lines, turns, limits, versions, rates and the doorbell. Part of StoreConformance."""
+"""What every Store must do about queues: lines, turns, limits, versions, rates and the bell.
+
+Part of StoreConformance.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from perdure.core.codec import encode, pack
 from perdure.core.events import AnyBody, ChildStarted, Event, RunAdopted, RunCreated, RunPaused, RunReleased, RunSucceeded, ThoughtRecorded
 from perdure.core.identity import seal_all
 from perdure.core.rate import Rate
+from perdure.core.state import fold
 from perdure.errors import AlreadyRunning, Conflict, NotFound, UnknownAgent, WrongVersion
 from perdure.settings import Queue
 from perdure.store.api import Append, Backlog, Claimed, Committed, NewRun, RowChange, Served, Store
@@ -25,7 +29,8 @@ A1, A2, B1 = Served("a", "1"), Served("a", "2"), Served("b", "1")
 class QueueConformance:
     """Needs a `store` fixture."""
 
-    # -- whose turn it is ---------------------------------------------------------------------------------------------
+    # -- turns
+    # ----------------------------------------------------------------------------------------------------------
 
     def test_a_tenant_with_a_long_line_delays_anothers_single_run_by_one_place_at_most(self, store: Store) -> None:
         for n in range(40):
@@ -96,6 +101,59 @@ class QueueConformance:
 
     # -- which runs a worker may take ---------------------------------------------------------------------------------
 
+    def test_a_run_without_a_version_takes_that_of_the_worker_in_the_commit_of_the_claim(self, store: Store) -> None:
+        queue_run(store, "first", version="")
+        queue_run(store, "second", version="", ts=NOW + 1)
+        queue_run(store, "pinned", version="1", ts=NOW + 2)
+        sign_on(store, "w")
+        assert store.next_ready([A2]) == NOW
+        assert store.next_ready([B1]) is None, "another agent does not serve it"
+        for _ in range(2):  # the first claim makes the line of version 2, the second one finds it
+            (row,) = take(store, 1, served=[A2])
+            assert (row.version, store.read(row.run_id)[-1].body.version) == ("2", "2")  # type: ignore[union-attr]
+            assert store.get(row.run_id) == row
+            assert fold(store.read(row.run_id)).version == "2"
+        assert take(store, 9, served=[A2]) == []
+
+    def test_the_version_of_the_first_claim_stays(self, store: Store) -> None:
+        queue_run(store, "r", version="")
+        sign_on(store, "w")
+        (claimed,) = claim(store, 1, served=[A2])
+        released = append_to(claimed, RunReleased("queued", "another worker"), row=RowChange("queued", release=True, ready_at=NOW + 1))
+        assert store.append([released]) == [Committed()]
+        assert take(store, 9, served=[A1], now=NOW + 2) == []
+        with pytest.raises(WrongVersion, match="begun with version 2"):
+            store.claim("w", [A1], 1, NOW + 2, run_id="r")
+        (again,) = claim(store, 1, served=[A2], now=NOW + 2)
+        assert store.read("r")[-1].body.version == "", "the second claim does not repeat it"  # type: ignore[union-attr]
+        assert again.row.version == "2"
+
+    def test_of_several_versions_a_run_without_one_takes_the_last(self, store: Store) -> None:
+        sign_on(store, "w")
+        for turn, served in enumerate(([A1, A2], [A2, A1], [A1, A2, A2])):
+            for n in range(3):
+                queue_run(store, f"r{turn}{n}", version="")
+            assert [row.version for row in take(store, 9, served=served)] == [served[-1].version] * 3
+
+    def test_a_claim_by_name_and_a_claim_of_children_give_a_version_too(self, store: Store) -> None:
+        sign_on(store, "w")
+        queue_run(store, "r", version="")
+        (by_name,) = store.claim("w", [A1, B1], 1, NOW, run_id="r")
+        assert by_name.row.version == "1"
+        assert store.append([append_to(by_name, ChildStarted("b", "", "r/1", payload({}), "d"))]) == [Committed()]
+        (child,) = store.claim("w", [A1, B1], 1, NOW, below="r")
+        assert (child.lease.run_id, child.row.version) == ("r/1", "1")
+        queue_run(store, "q", version="")
+        with pytest.raises(UnknownAgent):
+            store.claim("w", [B1], 1, NOW, run_id="q")
+
+    def test_runs_with_and_without_a_version_are_one_line_for_a_worker(self, store: Store) -> None:
+        for n in range(6):
+            queue_run(store, f"r{n}", version="" if n % 2 else "1", ts=NOW + n)
+        sign_on(store, "w")
+        assert [row.run_id for row in take(store, 4, now=NOW + 9)] == ["r0", "r1", "r2", "r3"]
+        assert [row.run_id for row in take(store, 4, now=NOW + 9)] == ["r4", "r5"]
+
     def test_a_worker_takes_only_versions_that_it_serves(self, store: Store) -> None:
         queue_run(store, "old", version="1")
         queue_run(store, "new", version="2", ts=NOW + 1)
@@ -105,9 +163,7 @@ class QueueConformance:
         assert store.next_ready(served) == NOW + 1
         assert [row.run_id for row in take(store, 9, served=served)] == ["new"]
         assert store.next_ready(served) is None
-        with pytest.raises(
-            WrongVersion, match=r"(?s)run old was begun with version 1 .* serves 2\n.*perdure resume old FILE.py:\S+ --adopt"
-        ):
+        with pytest.raises(WrongVersion, match=r"(?s)run old was begun with version 1 .* serves 2\n.*perdure adopt old FILE.py:\S+"):
             store.claim("w", served, 1, NOW, run_id="old")
         with pytest.raises(UnknownAgent, match="agent 'b'"):
             store.claim("w", [A1, A2], 1, NOW, run_id="crossed")
@@ -373,7 +429,7 @@ def claim(store: Store, limit: int, *, worker: str = "w", now: int = NOW + 100, 
 
 
 def take(store: Store, limit: int, **wanted: Any) -> list[Any]:
-    """The rows of what a claim gives, in its order."""
+    """The rows of the runs that a claim returns, in order."""
     return [claimed.row for claimed in claim(store, limit, **wanted)]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 from tests.conformance.suite_waiting import NOW, SECOND, Hand, approval, asking, child, end, found, hold, payload, post, starting, vote
@@ -18,6 +19,7 @@ from perdure.core.events import (
     OutcomeReused,
     RunAdopted,
     RunCancelled,
+    RunCreated,
     RunFailed,
     RunPaused,
     RunReopened,
@@ -28,7 +30,7 @@ from perdure.core.events import (
     Usage,
 )
 from perdure.errors import AlreadyRunning, Conflict, NotFound, PerdureError, StoreError
-from perdure.store.api import Reopen, RowChange, Served, Store
+from perdure.store.api import NewRun, Reopen, RowChange, Served, Store
 
 FAILED = RunFailed(Failure("error", "ValueError", "a bug"))
 LATER = NOW + SECOND
@@ -72,6 +74,44 @@ class ReopeningConformance:
     def test_a_held_run_is_not_reopened(self, store: Store) -> None:
         hold(store, "r")
         self._is_refused(store, "r", reopening(store, "r", RunReopened("ann", 1)), AlreadyRunning)
+
+    def test_a_run_that_is_being_undone_is_not_reopened(self, store: Store) -> None:
+        failed(store, "r")
+        plan = reopening(store, "r", RunReopened("ann", 2))
+        assert store.create_run(_undo(store, "r"))[1]
+        self._is_refused(store, "r", plan, Conflict)
+
+    def test_an_undo_that_was_planned_before_the_run_was_reopened_is_refused(self, store: Store) -> None:
+        failed(store, "r")
+        undo = _undo(store, "r")
+        store.reopen([reopening(store, "r", RunReopened("ann", 2))], now=LATER)
+        with pytest.raises(Conflict, match="reopened since its undo was planned"):
+            store.create_run(undo)
+        assert store.get("r/undo") is None
+
+    def test_of_an_undo_and_a_reopening_at_once_one_wins(self, store: Store) -> None:
+        for round_ in range(25):
+            run_id = f"r{round_}"
+            failed(store, run_id)
+            undo, plan = _undo(store, run_id), reopening(store, run_id, RunReopened("ann", 2))
+            refused: list[str] = []
+            barrier = threading.Barrier(2)
+
+            def attempt(write: Callable[[], object], barrier: threading.Barrier = barrier, refused: list[str] = refused) -> None:
+                barrier.wait()
+                try:
+                    write()
+                except Conflict as error:
+                    refused.append(str(error))
+
+            writes: list[Callable[[], object]] = [partial(store.create_run, undo), partial(store.reopen, [plan], now=LATER)]
+            threads = [threading.Thread(target=attempt, args=(write,)) for write in writes]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(refused) == 1
+            assert (store.get(f"{run_id}/undo") is None) == (found(store, run_id).status == "queued")
 
     def test_a_run_that_does_not_exist_is_not_reopened(self, store: Store) -> None:
         with pytest.raises(NotFound):
@@ -168,7 +208,7 @@ class ReopeningConformance:
         failed(store, "r")
         hold(store, "s").write(RunSucceeded(payload(1)), row=RowChange("succeeded"))
         head = found(store, "r").head
-        # A reopening writes events: a row that is 'queued' with the same seq is none.
+        # A reopening writes events. A row that only changes to 'queued', with the same seq, is no reopening.
         with pytest.raises((StoreError, PerdureError)):
             _change(store, "r", seq=found(store, "r").seq, head=head)
         with pytest.raises((StoreError, PerdureError)):
@@ -196,6 +236,12 @@ def reopening(
         (body, None if place == 0 else call, uuid.uuid4().hex) for place, body in enumerate(bodies)
     ]
     return Reopen(run_id, found(store, run_id).seq if seen is None else seen, events, version)
+
+
+def _undo(store: Store, run_id: str) -> NewRun:
+    row = found(store, run_id)
+    created = RunCreated(f"{run_id}/undo", "a.undo", "undo-1", row.tenant, payload(1))
+    return NewRun(f"{run_id}/undo", created, uuid.uuid4().hex, LATER, "0" * 64, undoes=row.seq)
 
 
 def _register(store: Store, worker: str) -> None:

@@ -1,4 +1,4 @@
-"""What every Store must do about runs whose workers died again and again: groups that halve, and a record of who died with whom.
+"""What every Store must do about runs whose workers died repeatedly: smaller groups, and a record of each death.
 
 Part of StoreConformance.
 """
@@ -49,7 +49,7 @@ class SuspectConformance:
         assert [found.crashes for found in take(store, 1, worker=signed_on(store, "w5"), run_id="r0")] == [1]
 
     def test_a_group_is_never_larger_than_any_of_its_members_may_be_in(self, store: Store) -> None:
-        """Those that were lost in a large group do not join the one that was lost in a small one, nor it them."""
+        """A run that was lost in a large group and a run that was lost in a small group do not share a group."""
         die(store, ["x1", "x2", "x3", "x4"], "w1", "w2", "w3")
         die(store, [f"y{n}" for n in range(7)], "v1", "v2", "v3", now=NOW + 50)
         assert names(take_new(store, "w4")) == ["x1", "x2"]
@@ -139,7 +139,7 @@ class SuspectConformance:
 
 
 def die(store: Store, runs: Iterable[str], *workers: str, now: int = NOW) -> None:
-    """Have these runs, made if need be, held by one worker after the other, each of which vanishes with all that it holds."""
+    """Let one worker after the other hold these runs, and die with all of them. Missing runs are created."""
     wanted = list(runs)
     for run_id in wanted:
         if store.get(run_id) is None:
@@ -192,7 +192,7 @@ def lost_with(store: Store, run_id: str) -> int:
 
 
 def is_blamed(store: Store, run_id: str) -> bool:
-    """What a worker decides when it takes the run up."""
+    """What a worker decides when it claims the run."""
     state = RunState()
     for event in store.read(run_id):
         state.apply(event)

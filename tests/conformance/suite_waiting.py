@@ -311,7 +311,8 @@ class WaitingConformance:
         assert (found(store, "r").seq, len(store.read("r"))) == (hand.seq, hand.seq)
         assert approval(store, "ap3").standing.status == "pending"
 
-    # -- post: what it does to a run that nobody holds -----------------------------------------------------------------
+    # -- post: what it does to a run that is not held
+    # ------------------------------------------------------------------
 
     def test_who_begins_a_run_before_its_time_is_recorded_and_only_the_claim_begins_it(self, store: Store) -> None:
         create(store, "r", not_before=NOW + HOUR)
@@ -422,7 +423,7 @@ class WaitingConformance:
         assert [letter.body for letter in store.inbox("w")] == [CancelRequested("ann")], "only its holder knows whether that still applies"
 
     def test_a_pause_that_was_taken_back_does_not_come_back(self, store: Store) -> None:
-        """It lay unread when the holder gave the run up; what took it back came later."""
+        """The pause was unread when the holder released the run; the unpause came later."""
         hand = hold(store, "r")
         assert post(store, "r", RunPaused("ann")) is False
         hand.rest("waiting")
@@ -432,7 +433,7 @@ class WaitingConformance:
 
     @pytest.mark.parametrize(("attention", "wakes"), [("error", False), ("in_doubt", True), (None, True)])
     def test_unread_post_wakes_a_run_unless_it_cannot_be_driven_at_all(self, store: Store, attention: Reason | None, wakes: bool) -> None:
-        """One that fails again whenever it is claimed would otherwise be claimed for ever."""
+        """A run that fails at every claim would otherwise be claimed for ever."""
         hand = hold(store, "r")
         assert post(store, "r", SignalReceived("t", payload(1), "ann")) is False
         hand.rest("waiting" if attention is None else "needs_attention", attention=attention)
@@ -768,10 +769,10 @@ class WaitingConformance:
         hand.rest("needs_attention", attention="budget")
         assert post(store, "p", BudgetRaised(Limits(calls=1), "ann")) is True
         assert store.ledgers("p")[0].limits == Limits(usd_micros=150, calls=10)
-        with pytest.raises(Conflict, match=r"no budget of its own; it stands under that of run p"):
+        with pytest.raises(Conflict, match=r"no budget of its own; the budget of run p applies to it"):
             post(store, "p/1", BudgetRaised(Limits(calls=1), "ann"))
         create(store, "free")
-        with pytest.raises(Conflict, match="none above it"):
+        with pytest.raises(Conflict, match="no budget limits it"):
             post(store, "free", BudgetRaised(Limits(calls=1), "ann"))
         assert len(store.read("free")) == 1
 
@@ -895,13 +896,13 @@ class WaitingConformance:
 
 
 class Hand:
-    """A run in the hands of a worker, which goes on from where its last append ended."""
+    """A run that a worker holds. It continues after its last append."""
 
     def __init__(self, store: Store, lease: Lease, seq: int, head: bytes) -> None:
         self.store, self.lease, self.seq, self.head = store, lease, seq, head
 
     def sealed(self, *bodies: AnyBody, call: int | None = None, ts: int = NOW, **fields: Any) -> Append:
-        """The append that the worker would send. Of several children each has a call of its own."""
+        """The append that the worker would send. Each of several children has its own call."""
         events = [
             Event(
                 self.seq + n,
@@ -945,7 +946,7 @@ def create(store: Store, run_id: str, *, agent: str = "a", tenant: str = "defaul
 
 
 def hold(store: Store, run_id: str, *, worker: str = "w", **fields: Any) -> Hand:
-    """The run, created if need be, in the hands of a worker."""
+    """The run, held by a worker. A missing run is created."""
     create(store, run_id, **fields)
     if worker not in {row.worker for row in store.workers(NOW, HOUR)}:
         store.register(worker, "host:1", 1, NOW)
@@ -1006,7 +1007,7 @@ def family(store: Store, run_id: str = "p", *, parent: Status) -> int:
 
 
 def hand_of(store: Store, run_id: str, worker: str = "w") -> Hand:
-    """The run as another worker's hand sees it after a takeover."""
+    """The run as another worker has it after a takeover."""
     store.unregister(worker, NOW)
     return hold(store, run_id, worker=worker)
 

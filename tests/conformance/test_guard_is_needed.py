@@ -1,4 +1,4 @@
-"""The tests of the guard are tested: with any one predicate of it switched off, they go red."""
+"""Tests of the tests of the guard: without any one predicate of the guard, a test fails."""
 
 from __future__ import annotations
 

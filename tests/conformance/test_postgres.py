@@ -1,4 +1,4 @@
-"""PostgreSQL, directly and by way of a proxy that pools transactions, against what every store must do."""
+"""What every store must do, on PostgreSQL: directly, and through a proxy that pools transactions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class OnPostgres(StoreConformance):
 
     @pytest.fixture(autouse=True)
     def _looking_by_the_clock_is_never_due(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        # `version` moves by itself from time to time, so that somebody looks: a test that compares two of them would fail now and then.
+        # `version` changes from time to time without a commit, so that processes poll. A test that compares two
+        # versions would sometimes fail.
         monkeypatch.setattr(dialect, "_LOOK_S", 1e6)
         monkeypatch.setattr(dialect, "_LOOK_DEAF_S", 1e6)
 
@@ -42,9 +43,11 @@ class TestPostgres(OnPostgres):
 class TestPostgresBehindAPooler(OnPostgres):
     @pytest.fixture
     def make_store(self, postgres: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[], Store]]:
-        # Lock files are kept by address, and a pooler may get the port that another one had in an earlier test.
+        # The path of a lock file depends on the address, and a pooler may get the port of another pooler in an earlier
+        # test.
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        monkeypatch.setattr(bell, "_PROBE_S", 0.05)  # the doorbell listens this long in vain, in each of these tests
+        # In each of these tests the bell listens for this long without success.
+        monkeypatch.setattr(bell, "_PROBE_S", 0.05)
         url = cleared(postgres)
         with Pooler(url) as pooler:
             yield lambda: open_store(pooler.url(url))

@@ -1,4 +1,4 @@
-"""The tests of the guards are tested on PostgreSQL too: with any one predicate or lock switched off, a test goes red."""
+"""Tests of the tests of the guards on PostgreSQL: without any one predicate or lock, a test fails."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PREDICATES = {
     "seq": ("seq = ?8", "?8::bigint IS NOT NULL"),
 }
 ADVANCES = dict(zip(("advance", "advance_and_project", "advance_and_release"), ROWS, strict=True))
-ADVANCES["advance_and_park"] = ADVANCES["advance_and_release"]  # the common path comes behind it
+ADVANCES["advance_and_park"] = ADVANCES["advance_and_release"]  # the common path comes after it
 
 
 # -- checks that the suite does not have, since they are about ways that only this dialect goes ----------------------------------------------
@@ -79,7 +79,7 @@ def many_refuse(part: str) -> Check:
 
 
 def fence_refuses(part: str) -> Check:
-    """A forged append of which somebody does not know whether it has arrived: it has not, and the true holder goes on."""
+    """The outcome of a forged append is unknown: it did not arrive, and the true holder continues."""
 
     def check(store: PostgresStore) -> None:
         held = hold_one(store, "r")
@@ -131,7 +131,7 @@ def changes(name: str, params: dict[str, Any], expected: int) -> Check:
 
 
 def locked_by_others(store: PostgresStore, lock: str, look: Callable[[], Any]) -> Any:
-    """What the look finds, at once, while another transaction has some rows locked."""
+    """What the query finds, at once, while another transaction has locked some rows."""
     with psycopg.connect(store.url) as other:
         assert other.execute(lock.encode()).fetchall()
         try:
@@ -177,7 +177,7 @@ def held_up(name: str, place: str, instead: str, doing: Callable[[], Any], meanw
         working.start()
         try:
             gate.wait()
-            patch.undo()  # what the others do is not held up
+            patch.undo()  # the other transactions must not be delayed
             meanwhile()
         finally:
             gate.open()
@@ -203,7 +203,7 @@ def what_has_changed_since_it_was_seen_is_not_taken(store: PostgresStore) -> Non
 
 
 def a_run_that_was_lost_is_taken_over(store: PostgresStore) -> None:
-    """Whoever claims it must know: its calls may be in flight."""
+    """The next worker must know that the run was lost: its calls may be under way."""
     register(store, "w")
     store.create_run(new_run("r"))
     held = store.claim("w", serving("a"), 9, T0)[0]
@@ -314,7 +314,7 @@ def the_id_of_a_pruned_run_is_not_used_again(store: PostgresStore) -> None:
     hand = hold(store, "r")
     hand.write(RunSucceeded(payload(1)), row=RowChange("succeeded"))
     store.prune(["r"], T0 + LEASE_US, by="ann", now=T0)
-    store.create_run(new_run("another"))  # makes the line: where there is none, a run is not created at once
+    store.create_run(new_run("another"))  # creates the line: without a line, a run is not created with one statement
     with pytest.raises(Conflict, match="pruned"):
         store.create_run(new_run("r"))
 
@@ -605,19 +605,19 @@ def fresh(postgres: Server) -> Iterator[Callable[[], PostgresStore]]:
 
 
 def goes_red(check: Check, store: PostgresStore) -> bool:
-    """Whether the test says so by itself; a statement that has become nonsense does not count."""
+    """Does the test itself fail? A statement that is no longer valid SQL does not count."""
     try:
         check(store)
     except (AssertionError, ValueError, pytest.fail.Exception):
         return True
     except StoreError as error:
-        # The database's own guards are behind ours: a key that is there twice.
+        # The database has its own guards behind ours: here, a duplicate key.
         return "duplicate key" in str(error) or "takes nothing more" in str(error)
     return False
 
 
 def bare(store: PostgresStore) -> PostgresStore:
-    """The database without the guards of its own, so that what the statements guard is seen alone."""
+    """The database without its own guards, so that only the guards of the statements count."""
     with raw(store.url) as other:
         for table in ("perdure_approvals", "perdure_events", "perdure_runs"):
             other.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER".encode())

@@ -1,4 +1,4 @@
-"""SQLite, in memory and on disk, against what every store must do."""
+"""What every store must do, on SQLite: in memory and on disk."""
 
 from __future__ import annotations
 

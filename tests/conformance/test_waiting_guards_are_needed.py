@@ -1,4 +1,4 @@
-"""The tests of waiting are tested: with any one guard switched off, the test that is named for it goes red."""
+"""Tests of the tests of waiting: without any one guard, the test with the name of that guard fails."""
 
 from __future__ import annotations
 
@@ -184,14 +184,14 @@ FUNCTIONS: dict[str, tuple[ModuleType | type, str, Any, Check]] = {
 
 
 def goes_red(check: Check) -> bool:
-    """Whether the test says so by itself; a statement that has become nonsense does not count."""
+    """Does the test itself fail? A statement that is no longer valid SQL does not count."""
     store = open_store("sqlite://")
     try:
         check(store)
     except (AssertionError, ValueError, pytest.fail.Exception):
         return True
     except StoreError as error:
-        # The triggers of the database are the guard behind the guard.
+        # The triggers of the database are a second guard behind this guard.
         return "takes nothing more" in str(error) or "settled stays so" in str(error)
     finally:
         store.close()
@@ -199,7 +199,7 @@ def goes_red(check: Check) -> bool:
 
 
 def without_triggers(check: Check) -> Check:
-    """The check in a database that has lost the guards of its own, so that what the statements guard is seen alone."""
+    """Run the check in a database without its own guards, so that only the guards of the statements count."""
 
     def bare(store: Store) -> None:
         writer: apsw.Connection = store._database._writer  # type: ignore[attr-defined]

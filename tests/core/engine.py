@@ -1,8 +1,8 @@
 """An engine in memory: one claimed run, from its claim to its rest or to the death of its worker.
 
-`Life` keeps the three rules of an engine (core/steps.py). What a real engine leaves to the network, the disk and the clock is a *move*
-here: `moves` lists what can happen next, the first of them being the ordinary course, and `make` lets one of them happen.
-`deaths` lists what a worker that dies right now can leave behind.
+`Life` keeps the three rules of an engine (core/steps.py). In a real engine the network, the disk and the clock decide
+what happens next. Here each such event is a *move*: `moves` lists the moves that are possible now, the ordinary one
+first, and `make` makes one of them. `deaths` lists what a worker that dies now can leave behind.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ from perdure.core.steps import (
 
 Move = tuple[str, int] | tuple[str, int, int]
 _IDS = itertools.repeat("0" * 32)
-_PATIENCE = 6  # alarms in time, one after the other
+_PATIENCE = 6  # how many alarms in a row may come in time
 _LATE_US = 300 * SECOND
-_OUTSIDE = ("once", "keyed")  # what the services keep count of
+_OUTSIDE = ("once", "keyed")  # the effect classes whose effects the services count
 _FAILURES = {
     "not_sent": Failure("not_sent", "NotSent", "the line was busy"),
     "reset": Failure("reset", "ConnectionResetError", "reset by peer"),
@@ -97,7 +97,7 @@ class Asking(NamedTuple):
     attempt: int
     due: int  # it looks no sooner
     begin: Begin
-    seen: HookAnswered | None = None  # what it has found
+    seen: HookAnswered | None = None  # what the hook has found
 
 
 class Death(NamedTuple):
@@ -458,7 +458,7 @@ class Life:
             raise Violation(f"{world.starts} calls have begun under a rate that allows {most}")
 
     def _end_attempt(self, how: str, number: int) -> None:
-        """The attempt ends. What is on its way without an answer may still arrive."""
+        """The attempt ends. A request under way without an answer may still arrive."""
         trying = self._trying.pop(number)
         self._told_to_stop.discard(number)
         begin, world = trying.begin, self.world
@@ -475,7 +475,7 @@ class Life:
         self._feed(AttemptEnded(number, begin.attempt, _performed(how, number)))
 
     def _look(self, number: int, name: str) -> None:
-        """The hook looks now, and tells later what it has seen."""
+        """The hook looks now, and reports later what it has seen."""
         asking, world = self._asking[number], self.world
         service = world.services.get(number)
         if name == "unknown":
@@ -519,7 +519,10 @@ class Life:
         self._feed(answer)
 
     def _hear_of_fence(self) -> None:
-        """Another worker has the run: this one is refused, begins nothing more and ends. It is the other that goes on."""
+        """Another worker has the run: this worker is refused, begins nothing more and ends.
+
+        The other worker continues.
+        """
         self._leave_flights()
         self.world.lose(1)
         self._append, self._begin = None, ()
@@ -560,16 +563,17 @@ class Life:
 
     # -- death ----------------------------------------------------------------------------------------------------------
     def _leave_flights(self) -> None:
-        """The worker is silent: what is under way goes on without it."""
+        """The worker is silent: requests under way continue without it."""
         world = self.world
         for number, service in world.services.items():
             world.services[number] = self._options(world.journal.state.calls[number], service, (), 1)[0]
 
     def _last_arrival(self, call: CallState, lost: int, *, loose: bool = False) -> int:
-        """When the request of an attempt can last arrive whose worker is lost now. One that is only silent goes on until its time-out.
+        """The last moment at which the request of an attempt can arrive, if its worker is lost now.
 
-        An attempt that has not stopped when it was told to goes on for ever, if its worker lives. Nothing protects against that
-        until it is recorded: a worker that falls silent before is taken for one whose attempts end in time.
+        A worker that is only silent continues until the time-out. An attempt that did not stop when it was told to
+        continues for ever, if its worker lives. Nothing protects against that before it is recorded: if a worker
+        becomes silent before, its attempts are expected to end in time.
         """
         timeout_s = call.timeout_s
         if lost == 1 and ((loose and call.loose) or timeout_s is None):
@@ -579,10 +583,10 @@ class Life:
         return self.world.real + round(after_s * 1e6) - 1
 
     def deaths(self, away_us: Sequence[int]) -> Iterator[Death]:
-        """All that a worker which dies now can leave behind.
+        """Everything that a worker which dies now can leave behind.
 
-        An append that is under way is durable, or it is not. The worker is proven dead, or it is only silent. Each request that
-        is under way has arrived, is lost, or comes at the last moment. The next worker comes after one of these times.
+        An append under way is durable or not. The worker is proven dead or only silent. Each request under way has
+        arrived, is lost, or comes at the last moment. The next worker comes after one of these times.
         """
         for durable, base in self._bases():
             if base.finished:
@@ -600,7 +604,7 @@ class Life:
                     yield Death(durable, base, lost, real, later)
 
     def _bases(self) -> list[tuple[bool, World]]:
-        """The world as it is; and as it would be if the append that is under way were durable."""
+        """The present world, and the world with the append under way as durable."""
         append, world = self._append, self.world
         if append is None or world.refusal(append, world.now) is not None:
             return [(False, world)]
@@ -617,7 +621,10 @@ class Life:
         return self._core.may_begin and self.world.real - self._sent_at <= round(SETTLE_S * 1e6)
 
     def _options(self, call: CallState, service: Service, begins: Sequence[Begin], lost: int) -> list[Service]:
-        """What becomes of the request of this call that is under way; the service as it is, if none is."""
+        """What can happen to the request of this call that is under way.
+
+        Only the present service if there is no request.
+        """
         number = call.number
         for flight in service.flights:
             if flight.loose:

@@ -1,28 +1,34 @@
-"""The run core, explored without any store: it crashes, replays and reorders at every step, and every promise is checked.
+"""The run core, explored without a store.
+
+It crashes, replays and reorders at every step, and every promise is checked.
 
     python -m tests.core                     all scenarios, in short
     python -m tests.core "a pair" --effort 2,500 1,20
 
-**What is explored.** A scenario (tests/core/scenario.py) is a small agent and what may happen to its run: how attempts end, what people
-do, and when. The core is real, and so are the agents and the declared tools. Around it stand a journal in memory with its row,
-post, approvals and ledger, and services that count effects (tests/core/world.py), and an engine (tests/core/engine.py) for which
-everything that a real engine leaves to the network, the disk and the clock is a *move*: this append is committed now, that request
-arrives now, this answer is delivered now, a second passes.
+**What is explored.** A scenario (tests/core/scenario.py) is a small agent and what may happen to its run: how attempts
+end, what people do, and when. The core, the agents and the declared tools are real. The rest is simulated. The world
+(tests/core/world.py) has a journal in memory with its row, post, approvals and ledger, and services that count
+effects. The engine (tests/core/engine.py) makes *moves*. A move is something that the network, the disk or the clock
+decides in reality: this append is committed now, that request arrives now, this answer is delivered now, a second
+passes.
 
-**How.** From a world in which no worker holds the run, a worker claims it and lives through one *path* of moves: the ordinary course, and
-all courses that differ from it in so many places as the effort says. At every position of every path the worker also dies: the append
-that is under way is durable or not, the worker is proven dead or only silent, each request that is under way has arrived, is lost, or
-comes at the last moment at which it can. What it leaves is a world again, and goes into the queue. A world that was there before
-is not explored again: the same journal, post, services and time have the same future. The queue is worked off to its end, so everything
-that was found is recovered: to its rest, and with what people do about that, to the end of the run.
+**How.** At first no worker holds the run. A worker claims it and goes through one *path* of moves. The explorer takes
+the ordinary path, and all paths that differ from it in at most as many places as the effort says. At every position of
+every path the worker also dies, in all possible ways: the append under way is durable or not, the worker is proven
+dead or only silent, each request under way has arrived, is lost, or arrives at the last possible moment. Each death
+leaves a world, and this world goes into the queue. A world that was explored before is not explored again: the same
+journal, post, services and time have the same future. The explorer empties the queue. So every world is recovered
+until the run rests, and then, with the help of people, until the run ends.
 
-**What is counted.** A *place* is a position on a path that no other path has come by before (scenario, all moves so far). A *crash point*
-is a place together with one of the ways to die there. A *recovery* is a different world that was left behind, and really recovered by
-a fresh core. A crash point whose world was recovered before costs no second recovery, but is counted: it was judged.
+**What is counted.** A *place* is a position on a path that no earlier path has reached (scenario, all moves so far). A
+*crash point* is a place together with one way to die there. A *recovery* is a new world that was left behind, and that
+a fresh core has really recovered. If the world of a crash point was recovered before, it is not recovered again, but
+the crash point is counted, because it was judged.
 
-**What is checked**: see `Violation` in world.py and engine.py. Each names its promise (G…, T…: what is promised is in docs/). At each
-position the enabled moves must be the same when a path is walked again: the same moves give the same journal. The guards of the core
-are switched off one by one in test_explorer.py, and each time the explorer must find the violation.
+**What is checked**: see `Violation` in world.py and engine.py. Each violation names its promise (G…, T…; docs/ lists
+the promises). When a path is walked again, the possible moves at each position must be the same: the same moves give
+the same journal. test_explorer.py removes the guards of the core one by one, and each time the explorer must find the
+violation.
 """
 
 from __future__ import annotations
@@ -44,15 +50,17 @@ from perdure.core.events import encode_body
 
 # How long no worker has the run after a death: no time, longer than any request flies, longer than a key, an approval and a timer last.
 _AWAY_US = (0, 40 * SECOND, 1000 * SECOND)
-_WILD = 0.3  # of the moves on a way at random are not the ordinary ones
+_WILD = 0.3  # the share of unusual moves on a random path
 _LAST = ("fenced", "drain")  # moves that end a way soon
 _NEAR = 50
 _LONGEST = 150  # moves until a run must have come to rest
 _SOME = 3  # events at which a run is reopened, of all at which it could be
 _DIES_BEFORE = 0.05  # the share of places before the first reopening at which a worker dies
-_BEFORE = 12  # paths before the first reopening, where a person reopens the run: the others are those of other scenarios
+# The number of paths before the first reopening, if a person reopens the run: other scenarios have the other paths.
+_BEFORE = 12
 _MOST_TURNS = 80  # claims and acts of people until it must have ended
-Effort = Sequence[tuple[int, int]]  # for a run with so many deaths behind it: places to differ in, and the most paths
+# For a run with this many deaths so far: in how many places a path may differ, and the most paths.
+Effort = Sequence[tuple[int, int]]
 
 
 class Found(AssertionError):
@@ -96,7 +104,7 @@ class _Path(NamedTuple):
 
 
 class _Paths:
-    """The paths to be walked: mostly the shortest prefix first, for it has the most new places behind it; at times any."""
+    """The paths to explore: usually the shortest prefix first, because it has the most new places; sometimes any path."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -120,8 +128,8 @@ class _Paths:
 class Explorer:
     """One scenario, explored with this effort.
 
-    `most_points`: then no more deaths are tried, and what was found is recovered. `deep`: long ways at random, instead of all short ones:
-    worlds are explored in any order, and every path goes its own way.
+    `most_points`: after this many crash points no more deaths are tried, and the worlds so far are recovered. `deep`:
+    long random paths instead of all short paths: worlds are explored in any order, and every path is random.
     """
 
     def __init__(self, scenario: Scenario, effort: Effort, *, seed: int = 0, most_points: int | None = None, deep: bool = False) -> None:
@@ -245,7 +253,10 @@ class Explorer:
     def _walk(
         self, key: tuple[Any, ...], world: World, turns: int, path: _Path, dies: bool, been: set[tuple[Move, ...]]
     ) -> tuple[list[Move], list[list[Move]]]:
-        """One path: the prefix, and from there on the ordinary course. What was made, and what was enabled at each place behind the prefix."""
+        """One path: the prefix, and then the ordinary course.
+
+        Returns the moves that were made, and the moves that were possible at each place after the prefix.
+        """
         tally, prefix = self.tally, path.prefix
         tally.paths += 1
         tally.recoveries += not prefix
@@ -326,5 +337,5 @@ def _shown(moves: Sequence[Move]) -> str:
 
 
 def explore(scenario: Scenario, effort: Effort, *, seed: int = 0, most_points: int | None = None, deep: bool = False) -> Tally:
-    """What was tried; Found when a promise is broken."""
+    """The counts of what was tried. Raises Found if a promise is broken."""
     return Explorer(scenario, effort, seed=seed, most_points=most_points, deep=deep).run()

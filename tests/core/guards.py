@@ -1,6 +1,7 @@
-"""The guards of the run core, each with what switches it off. Without a guard the explorer must find a broken promise: see test_explorer.py.
+"""The guards of the run core, each with a function that removes it. See test_explorer.py.
 
-A guard is switched off by replacing one function or method of the core.
+A guard is removed by replacing one function or method of the core. Without it, the explorer must find a broken
+promise.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Patch = pytest.MonkeyPatch
 
 
 class Guard(NamedTuple):
-    """What is switched off, in which scenario that shows, and the promise that breaks."""
+    """What is removed, the scenario that shows it, and the promise that breaks."""
 
     off: Callable[[Patch], None]
     scenario: str

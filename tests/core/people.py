@@ -1,4 +1,8 @@
-"""What people, children and other runs do to the run: once each where the scenario says so, and whatever it needs in the calm after that."""
+"""What people, children and other runs do to the run.
+
+During the faults, each of them acts once if the scenario says so. In the calm afterwards, they do whatever the run
+needs.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +72,7 @@ def can(world: World, what: str) -> bool:
 
 
 def ways(world: World, what: str) -> list[str]:
-    """All ways to do that: a run can be reopened at several events. A point that is refused is none, and changes nothing."""
+    """All ways to do this: a run can be reopened at several events. A point that is refused is left out."""
     if what == "retry":
         return [f"reopen {world.journal.retried_at}"] if world.journal.retried_at is not None else []
     if what in REOPENS:
@@ -77,7 +81,7 @@ def ways(world: World, what: str) -> list[str]:
 
 
 def do(world: World, place: int, how: str | None = None, new_code: Any = None) -> None:
-    """Do what the scenario has in this place, in this one of its ways; it is done then."""
+    """Do what the scenario says at this place, in this way. It is done only once."""
     what = world.env[place]
     world.env = (*world.env[:place], *world.env[place + 1 :])
     act(world, how or what, new_code)
@@ -113,7 +117,8 @@ def act(world: World, what: str, new_code: Any = None) -> None:
             assert call is not None
             world.post(f"{what} {call.number}.{call.attempt}", _truth(world, call), call.number)
         case "fail":
-            # As `perdure resolve --fail`: the run goes on as if it had failed. It may have happened all the same.
+            # Like `perdure resolve --fail`: the run goes on as if the call had failed. The call may still have
+            # happened.
             call = _doubt(world)
             assert call is not None
             failure = Failure("fatal", "Resolved", "it does not matter")
@@ -175,7 +180,7 @@ def _truth(world: World, call: CallState) -> ToolCallResolved:
 
 
 def next_need(world: World) -> str | None:
-    """What a run that rests, and that no time brings on, waits for in the end. None: nothing that anybody could do."""
+    """What a resting run finally waits for, if no time wakes it. None: people can do nothing."""
     state = world.journal.state
     if world.status == "paused":
         return "unpause"

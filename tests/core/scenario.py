@@ -1,6 +1,7 @@
-"""The agents that the explorer runs, each with what may happen to it. Together they make every kind of call; each is as short as it can be.
+"""The agents that the explorer runs, each with what may happen to it.
 
-The tools are declared like a user's, and never run: the engine of the explorer performs them in its own world.
+Together these agents make every kind of call. Each agent is as short as possible. The tools are declared like the
+tools of a user, but never run: the engine of the explorer performs them in its own world.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Scenario:
     fates: tuple[str, ...] = ()  # how attempts may end, besides well
     hooks: tuple[str, ...] = ()  # what hooks may say, besides the truth
     env: tuple[str, ...] = ()  # what people and others may do, once each
-    beside: Amounts = NOTHING  # what another run has reserved of the same budget
+    beside: Amounts = NOTHING  # the amount that another run has reserved under the same budget
     drains: bool = False
     crowds: bool = False
     twice: bool = False  # all post is delivered twice
@@ -165,7 +166,7 @@ def enter(what: str = "") -> str:
 
 
 async def _told(call: Coroutine[Any, Any, Any]) -> str:
-    """What came of a call, in a word, so that the run goes on whatever it was."""
+    """The outcome of a call in one word, so that the run continues after any outcome."""
     try:
         return str(await call)
     except ToolFailed as failed:
@@ -225,7 +226,7 @@ async def books(run: Run) -> list[str]:
 
 @agent(version="1")
 async def hurry(run: Run) -> list[str]:
-    """Stops waiting for a call, and goes on; the other timer never goes off."""
+    """Stops waiting for a call, and continues; the other timer never fires."""
     done = []
     try:
         async with asyncio.timeout(5.0):
@@ -238,7 +239,7 @@ async def hurry(run: Run) -> list[str]:
 
 @agent(version="1")
 async def race(run: Run) -> list[str]:
-    """Takes the first answer and gives the other call up."""
+    """Takes the first answer and abandons the other call."""
     tasks = [asyncio.ensure_future(_told(pay())), asyncio.ensure_future(_told(store()))]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -339,9 +340,12 @@ async def everything(run: Run) -> list[str]:
     return done
 
 
-# -- agents of runs that people reopen ------------------------------------------------------------------------------------
-# Each has two versions: the first fails at its end, and the second asks for something else on its way, and succeeds. Each call has
-# arguments of its own, and each result says of which call it is, so that the world can tell whose result it is.
+# -- agents of runs that people reopen
+# ------------------------------------------------------------------------------------
+#
+# Each agent has two versions: the first fails at its end; the second asks for another call on the way, and succeeds.
+# Each call has different arguments, and each result names its call, so that the world knows to which call a result
+# belongs.
 class Bug(Exception):
     """The first version of an agent has it."""
 

@@ -1,4 +1,4 @@
-"""A million crash points of the run core, and the guards without which it would fail: see explorer.py."""
+"""A million crash points of the run core, and the guards that the core needs: see explorer.py."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WALK_POINTS = 1_000
 REOPEN: Effort = [(6, 40), (4, 6), (2, 2)]
 REOPEN_WALK: Effort = [(99, 3), (99, 2), (99, 2), (99, 1)]
 REOPEN_POINTS = 800
-# How many crash points of a scenario are tried: many where the same worlds are left behind again and again, fewer where each of
-# them has to be recovered anew. Those that have fewer have no more.
+# How many crash points of a scenario are tried: many if the same worlds are left behind repeatedly, fewer if each
+# world needs a new recovery. A scenario with a smaller number has no more crash points.
 POINTS = {
     "in a row": 8_000,
     "once": 6_000,
@@ -58,7 +58,7 @@ POINTS = {
     "paused": 50_000,
     "drained": 20_000,
 }
-# What must have happened in a scenario besides what it names itself, or it would pass for want of anything happening.
+# What must have happened in a scenario, in addition to what it names itself. Otherwise an empty scenario would pass.
 HAPPENS = {
     "once with a hook": {"look", "hook", "arrives", "vanishes", "in doubt", "tick"},
     "transactions": {"tool fails", "rolled back"},

@@ -1,4 +1,4 @@
-"""A worker that keeps the machine of a run that it has parked goes on exactly as a replay of the journal would."""
+"""A worker that keeps the machine of a parked run continues exactly as a replay of the journal would."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""What is durable, and what is outside: the journal, the row of the run, its post, approvals, ledger and rates, and the services.
+"""Everything that is durable or outside: the journal, the row, post, approvals, ledger and rates, and the services.
 
-A `World` is everything that is left when a worker dies. It is small, it can be copied, and `World.key` tells two of them apart.
-`World` plays the part of the store: it lands post, judges approvals (with core/approval.py), keeps the guard of an append and says
-what follows from its events. `Journal` is the list of events; equal lists are the same object, so each event is checked once.
+A `World` is everything that is left when a worker dies. It is small and can be copied; different worlds have different
+keys (`World.key`). `World` does the work of the store: it accepts post, judges approvals (with core/approval.py),
+keeps the guard of an append and computes what follows from its events. `Journal` is the list of events; equal lists
+are the same object, so each event is checked once.
 
-The services count effects by call. A request that was sent arrives now, or never, or at the last moment at which it can: a
-request may lie in a queue for its tool's time-out plus `settle` after it could last have been sent (T22, T31).
+The services count effects by call. A request that was sent arrives now, or never, or at the last possible moment:
+after the last moment at which the request could have been sent, it may stay in a queue for its tool's time-out plus
+`settle` (T22, T31).
 """
 
 from __future__ import annotations
@@ -95,7 +97,10 @@ class Violation(AssertionError):
 
 # -- the journal --------------------------------------------------------------------------------------------------------
 class Journal:
-    """A run's events and the state that they fold to. Longer ones are made with `extended`, and the same events give the same object."""
+    """A run's events and the state that they fold to.
+
+    `extended` makes longer ones; the same events give the same object.
+    """
 
     __slots__ = ("_after", "_digest", "_points", "cancelled_at", "events", "number", "patient", "state")
 
@@ -158,7 +163,7 @@ class Journal:
         return point
 
     def extended(self, events: Sequence[Event], numbers: Numbers) -> Journal:
-        """With these events behind it; Violation if they cannot stand there."""
+        """The journal with these events added. Raises Violation if these events are not allowed there."""
         if not events:
             return self
         mark = _encode(events)
@@ -253,11 +258,11 @@ class Flight(NamedTuple):
 
     attempt: int
     at: int | None  # it arrives then at the latest, and does, unless it is lost before; None: its sender waits for the answer
-    loose: bool = False  # its sender was told to stop, and did not
+    loose: bool = False  # the sender was told to stop, and did not stop
 
 
 class Service(NamedTuple):
-    """What the service behind one call knows, and what is on its way to it."""
+    """What the service of one call knows, and the requests that are under way to it."""
 
     number: int
     effect: str
@@ -280,7 +285,7 @@ class Service(NamedTuple):
         return after._replace(done=1, keyed_at=real)
 
     def after(self, real: int) -> Service:
-        """At that time: what is on its way without a sender has arrived when it must."""
+        """The service at that time: a request without a sender has arrived if its last moment has come."""
         service = self
         for flight in self.flights:
             if flight.at is not None and flight.at <= real:
@@ -298,7 +303,7 @@ def receipt(number: int) -> str:
 
 # -- the world ----------------------------------------------------------------------------------------------------------
 class Post(NamedTuple):
-    """A row of the inbox. `label` tells what is in it."""
+    """A row of the inbox. `label` describes its content."""
 
     label: str
     row: InboxRow
@@ -334,19 +339,19 @@ class World:
         self.limits: Limits | None = agent.budget
         self.spent = NOTHING
         self.reserved = NOTHING
-        self.beside = beside  # what another run under the same budget has reserved
+        self.beside = beside  # the amount that another run under the same budget has reserved
         self.rates: dict[str, tuple[int, int]] = {}  # key → due, paused until
         self.starts = 0  # attempts that have begun under a rate
         # Outside.
         self.services: dict[int, Service] = {}
         self.written: tuple[int, ...] = ()  # calls of class transaction whose effect is in the database
-        self.paid = 0  # for readings, and for what is idempotent or a transaction, in micro-dollars
+        self.paid = 0  # cost of `read`, `idempotent` and `transaction` calls, in micro-dollars
         self.children: dict[int, str] = {}  # call → "alive" or "ended"
         self.real = START  # a clock that no one can set
         self.skew = 0  # of the wall clock
         # What may still happen.
         self.env = env
-        # How it came about: not what it is.
+        # How this world came about. This is no part of its identity.
         self.deaths = 0
         self.differed = 0  # moves so far that were not the ordinary course
 
@@ -371,7 +376,7 @@ class World:
         return (self.mark(self.status, self.ready_at), self.lost, self.real, tuple(self.services.values()))
 
     def mark(self, status: str, ready_at: int | None) -> tuple[Any, ...]:
-        """All that tells it apart besides how its worker was lost, the time and the services, if its row said this."""
+        """Everything that distinguishes this world, except how its worker was lost, the time and the services."""
         return (
             self.journal.number,
             status,
@@ -401,7 +406,7 @@ class World:
 
     # -- time -----------------------------------------------------------------------------------------------------------
     def pass_until(self, real: int) -> None:
-        """It is that time. What is on its way without a sender arrives when it must."""
+        """Set the time. A request without a sender arrives when its last moment has come."""
         for number, service in self.services.items():
             if service.flights:
                 self.services[number] = service.after(real)
@@ -501,7 +506,7 @@ class World:
             self._check_rest(row)
 
     def _check_rest(self, row: RowChange) -> None:
-        """G6: a run that is given up is over, has a time, or says what it waits for."""
+        """G6: a run that is released is over, has a wake time, or says what it waits for."""
         state = self.journal.state
         if state.finished != (row.status in FINISHED) or (state.finished and state.status != row.status):
             raise Violation(f"the row says {row.status}, and the journal {state.status} (G6)")
@@ -532,14 +537,14 @@ class World:
                 raise Violation(f"{name}: {getattr(used, name)} is spent and reserved, and the budget allows {limit} (G14, T33)")
 
     def pay(self, tool: Any) -> None:
-        """A service wants its money for an attempt that a key does not keep from happening twice."""
+        """A service charges money for an attempt, if no key prevents a second effect."""
         if tool.estimate is not None:
             self.paid += tool.estimate.usd_micros
             self.check_bill()
 
     @property
     def bill(self) -> int:
-        """What the services want for all that they have done."""
+        """What the services charge for all that they have done."""
         return self.paid + sum(service.price * service.done for service in self.services.values())
 
     def check_bill(self) -> None:
@@ -663,7 +668,7 @@ class World:
         return True
 
     def judge(self, number: int, judgement: Judgement, ahead_us: int = 0) -> None:
-        """Conflict when it comes too late. `ahead_us`: of the clock of whoever judges."""
+        """Raises Conflict if it is too late. `ahead_us`: how far the clock of the judging process is ahead."""
         standing = self.approvals[number]
         request = standing.request
         facts = ApprovalFacts("ann", request.input.inline, None if request.schema is None else request.schema.inline)
@@ -706,14 +711,17 @@ class World:
         for number, ask in state.asks.items():
             said = self.approvals[number].status
             outcome = "approved" if said == "consumed" else said
-            # What is pending when the run ends is withdrawn without a word.
+            # An approval that is pending when the run ends is withdrawn without an event.
             if ask.superseded and said in ("withdrawn", "rejected", "expired"):
                 continue  # it was decided before the run was reopened, and no worker had read that
             if outcome != ask.outcome and number not in unread_calls and not (outcome == "withdrawn" and ask.pending):
                 raise Violation(f"the approval of call {number} is {said}, and the journal says {ask.outcome} (G1)")
 
     def _check_effects(self) -> None:
-        """What the agent asks for once happens once, however often people reopen the run (T35). Each call here has arguments of its own."""
+        """A call that the agent makes once happens once, however often people reopen the run (T35).
+
+        All arguments are different.
+        """
         times: dict[tuple[str, str], int] = {}
         for number, call in self.journal.state.calls.items():
             service = self.services.get(number)
@@ -733,7 +741,7 @@ class World:
         return call.tool, codec.decode(body.args.inline or b"")["what"]
 
     def _check_told(self, output: list[str]) -> None:
-        """The agent has learned what came of its own calls, and has heard each signal once and in order."""
+        """The agent has learned the outcomes of its own calls, and has received each signal once and in order."""
         state = self.journal.state
         heard = [one.partition("=")[2] for one in output if one.startswith("heard=")]
         sent = [event.body for event in self.journal.events if isinstance(event.body, SignalReceived)]

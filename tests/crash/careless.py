@@ -1,7 +1,7 @@
-"""Workers without their own look at what they are about to start: what keeps an approval safe then is the store alone.
+"""Workers that do not check an approval themselves, so that only the store protects it.
 
-Two layers check an approval before its call begins, and each must hold without the other. A test that takes the worker's layer away
-with one of these, and the store's with a mutation, sees the effect that neither alone would let through.
+Two layers check an approval before its call begins, and each layer must be enough alone. A test removes the layer of
+the worker with this module, and the layer of the store with a mutation. Only without both layers the effect happens.
 """
 
 from __future__ import annotations

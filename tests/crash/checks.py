@@ -28,16 +28,19 @@ def check_journal(world: World, run_id: str = RUN) -> list[Event]:
     epochs = [event.epoch for event in events]
     assert epochs == sorted(epochs)
     assert epochs[-1] == sum(isinstance(event.body, RunClaimed) for event in events)
-    # After an end comes nothing, unless a person has reopened the run.
+    # After an end comes nothing, unless a person has reopened the run, or forked it.
     ends = [event.seq for event in events if event.type in TERMINAL]
-    stay = [seq for seq in ends if seq == len(events) or events[seq].type != "run_reopened"]
+    stay = [seq for seq in ends if seq == len(events) or events[seq].type not in ("run_reopened", "run_forked")]
     assert stay in ([], [len(events)]), f"events after the end: {stay} of {len(events)}"
     assert (row.status in FINISHED) == bool(stay)
     return events
 
 
 def check_intent_first(world: World, kind: str, run_id: str = RUN) -> None:
-    """At this moment, whatever has reached the world has a durable intent (G2). `read` needs none, a transaction is its own."""
+    """Every effect in the world has a durable intent at this moment (G2).
+
+    `read` needs no intent, a transaction commits its own.
+    """
     if kind in ("read", "transaction"):
         return
     _, events = world.look(run_id)

@@ -1,4 +1,4 @@
-"""Agents and tools that take their time and behave badly, for faults that need a process in the middle of something."""
+"""Slow and badly behaved agents and tools, for faults that must hit a process in the middle of its work."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def family(what: str, seconds: float, call: Call) -> str:
 
 @tool(effect="idempotent", isolate=True, retry=AT_ONCE)
 def segfault(what: str, seconds: float, call: Call) -> str:
-    """Dies of a signal in its own process, twice."""
+    """Dies by a signal in its own process, twice."""
     Ledger.here().note("begun", what, call)
     if call.attempt < 3:
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -172,14 +172,14 @@ upload_once = tool(effect="once", name="upload_once")(_upload)
 
 @upload_once.reconcile
 async def _(what: str, seconds: float, call: Call) -> Outcome:
-    """Finds nothing, and notes what it was told."""
+    """Finds nothing, and records what it was given."""
     Ledger.here().note("asked", what, call, part=None if call.last_progress is None else call.last_progress["part"])
     return Outcome.unknown("the service has a part of it")
 
 
 @tool(effect="idempotent")
 async def upload_long(what: str, attempts: int, call: Call) -> str:
-    """Uploads parts from where the attempt before was; only the last attempt comes to an end."""
+    """Uploads parts from where the last attempt stopped; only the last attempt reaches the end."""
     begins_at = call.last_progress["part"] if call.last_progress is not None else 0
     Ledger.here().note("begun", what, call, part=begins_at)
     for part in range(begins_at, PARTS if call.attempt < attempts else begins_at + 1):
@@ -190,7 +190,7 @@ async def upload_long(what: str, attempts: int, call: Call) -> str:
 
 @tool(effect="idempotent")
 async def upload_deadly(what: str, part: int, call: Call) -> str:
-    """Comes to the same part each time, and then kills its worker."""
+    """Reaches the same part each time, and then kills its worker."""
     Ledger.here().note("begun", what, call)
     call.heartbeat({"part": part})
     await asyncio.sleep(0.5)  # ten times `progress_s`: the part is stored
@@ -209,7 +209,7 @@ TOOLS: dict[str, Tool[..., Any]] = {
 
 @agent(version="1")
 async def chores(run: Run, todo: list[list[Any]]) -> list[Any]:
-    """Does [tool, what, seconds] one after the other, or at the same time where they stand in a list of their own."""
+    """Makes the calls [tool, what, seconds] one after the other; calls in an inner list at the same time."""
     done: list[Any] = []
     for entry in todo:
         together = entry if isinstance(entry[0], list) else [entry]
@@ -236,7 +236,7 @@ async def asker(run: Run, seconds: float) -> str:
 
 @agent(version="1")
 async def hasty(run: Run) -> str:
-    """Ends while a call of its own waits for another attempt, and has a last word."""
+    """Ends while one of its calls waits for another attempt, and then makes a last call."""
 
     async def aside() -> None:
         try:
@@ -252,13 +252,13 @@ async def hasty(run: Run) -> str:
 
 @agent(version="1")
 async def racing(run: Run) -> list[str]:
-    """What it does next depends on which of its calls ends first."""
+    """Its next call depends on which of its calls ends first."""
     done = [await work(f"after {await ended}", 0) for ended in asyncio.as_completed([work("slow", 0.1), work("fast", 0)])]
     return [*done, await work("last", 1.0)]  # long enough to be killed inside, however slow the machine is
 
 
 @agent(version="1")
 async def fickle(run: Run) -> str:
-    """Not deterministic: it does what the environment says."""
+    """Not deterministic: it does what the environment variable says."""
     await work(os.environ["CRASH_WORD"], 0)
     return await work("last", 0)

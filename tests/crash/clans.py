@@ -1,4 +1,4 @@
-"""Agents with children, with a shared budget, with a mailbox, and with a place in a queue."""
+"""Agents with children, with a shared budget, with an inbox, and with a place in a queue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def kin(run: Run, name: str, seconds: float) -> str:
 
 @agent(version="1")
 async def clan(run: Run, children: int, seconds: float, busy: bool = False) -> list[str]:
-    """Children at the same time; when busy, with a call of its own beside them, so that its worker keeps it."""
+    """Children at the same time; if `busy`, also its own call, so that its worker keeps the run."""
     beside = [work("beside", SLOW_S)] if busy else []
     born: list[Any] = [kin(f"child {place}", seconds) for place in range(children)]
     done = await asyncio.gather(*born, *beside)
@@ -79,7 +79,7 @@ async def heir(run: Run, calls: int) -> int:
 
 @agent(version="1", budget=Budget(calls=3, on_exceed="fail"))
 async def purse(run: Run, calls: int) -> int:
-    """From a small purse of its own."""
+    """A child with its own small budget."""
     return await _spend(run, calls)
 
 
@@ -91,7 +91,7 @@ async def spender(run: Run, children: int, calls: int) -> list[int]:
 
 @agent(version="1")
 async def listener(run: Run, count: int) -> list[str]:
-    """What it was told, in the order in which it heard of it; now and then it does something about it."""
+    """The signals in the order in which they arrived; from time to time it makes a call."""
     heard = []
     for place in range(count):
         heard.append(await run.receive("post"))

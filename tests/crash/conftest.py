@@ -1,4 +1,7 @@
-"""A nursery for each process of the test run, a world for each test: on both stores, unless the test says that it is about one of them."""
+"""A nursery for each process of the test run, and a world for each test.
+
+On both stores, unless the test needs only one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    keep_to_ourselves()  # before it is born, so that victims see what is mounted for them
+    keep_to_ourselves()  # before the nursery starts, so that victims see their mounts
     opened = Nursery()
     yield opened
     opened.close()
@@ -36,7 +39,7 @@ def databases(postgres: Server) -> Iterator[Databases]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def dialect(request: pytest.FixtureRequest) -> str:
-    """On which store the test takes place: each on both, one after the other."""
+    """The store of the test: each test runs on both, one after the other."""
     chosen: str = request.param
     return chosen
 
@@ -56,7 +59,7 @@ def world(worlds: Worlds) -> World:
 
 @pytest.fixture
 def small(worlds: Worlds) -> Iterator[World]:
-    """A world whose journal lies on a file system of its own, which can be full or read-only."""
+    """A world whose journal has its own file system, which can be full or read-only."""
     world = worlds.new()
     with small_disk(world.disk) as mounted:
         if not mounted:

@@ -1,7 +1,7 @@
-"""Which test kills or harms a process where: every boundary of a run and every fault that perdure is to survive, with the tests that show it.
+"""Every boundary of a run, and every fault that perdure must survive, with the tests that show it.
 
-`make test` runs the first test of each case once, with the parameters `quick`; `make test-full` runs all the rest (see tests/sets.py).
-test_coverage.py checks that the tests exist, and on which store each is.
+`make test` runs the first test of each case once, with the parameters `quick`; `make test-full` runs all the rest (see
+tests/sets.py). test_coverage.py checks that the tests exist, and on which store each test runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Case:
 
     name: str
     tests: tuple[str, ...]  # file::function, below tests/
-    only: str = ""  # the one store that it is about; both, if there is none
+    only: str = ""  # the only store of this case; empty: both stores
     quick: str = ""  # the parameters with which `make test` runs the first of its tests; none, if that has no parameters
 
     @property
@@ -101,6 +101,15 @@ BOUNDARIES = (
             "a_call_in_doubt_stays_in_doubt_when_the_run_goes_back_behind_it",
         ),
         quick="postgres-half",
+    ),
+    Case(
+        "run forked",
+        _in(
+            "crash/test_forked_killed.py",
+            "a_person_who_is_killed_while_making_a_fork_has_made_all_of_it_or_nothing",
+            "killed_in_a_live_fork_nothing_of_its_parent_happens_again_and_its_own_call_as_its_class_allows",
+        ),
+        quick="sqlite-live-half",
     ),
     Case(
         "checkpoint",

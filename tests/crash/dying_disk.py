@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class DyingDisk(apsw.VFS):
-    """The default from now on. Whoever makes it keeps it: a VFS that nobody holds is gone."""
+    """The default VFS from now on. The caller keeps a reference: a VFS without a reference is gone."""
 
     def __init__(self, fate: Fate) -> None:
         self.fate = fate
@@ -30,7 +30,7 @@ class _DyingFile(apsw.VFSFile):
 
     def xWrite(self, data: Any, offset: int) -> None:
         self._fate.meet("disk", "op")
-        # A log that begins anew has its header written and synced first, and nothing of the commit is in that.
+        # The header of a new log is written and synced first, and contains nothing of the commit.
         self._at_header = offset == 0
         if self._counts and self._fate.is_due("half"):
             super().xWrite(data[: len(data) // 2], offset)

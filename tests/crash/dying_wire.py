@@ -1,7 +1,8 @@
 """A connection to the real PostgreSQL on which a process dies in the middle of a commit.
 
-What commits is a COMMIT, or a single statement that writes outside of any transaction. psycopg and our own `wire` are wrapped where they hand a statement
-to libpq, and where it begins to wait for the answer, on a thread or on an event loop: by then all bytes are with the kernel, which delivers them whoever dies.
+A commit is a COMMIT, or a single statement that writes outside of any transaction. psycopg and our own `wire` are
+wrapped at two places: where they give a statement to libpq, and where they begin to wait for the answer, on a thread
+or on an event loop. At the second place the kernel has all bytes, and delivers them even if the process dies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The agents and tools that victims run: one tool for each effect class, each with the ledger as its world."""
+"""The agents and tools that victims run: one tool for each effect class.
+
+The effects of the tools go into the ledger.
+"""
 
 from __future__ import annotations
 
@@ -110,6 +113,12 @@ async def errand(run: Run, kind: str, nap_s: float) -> dict[str, str]:
         receipt = f"failed: {failed.message}"
     await asyncio.sleep(nap_s)
     return {"before": before, "receipt": receipt, "after": await look("after")}
+
+
+@agent(version="1")
+async def branch(run: Run, kind: str, order: str) -> list[str]:
+    """A call that a fork makes too, and a call that depends on the input."""
+    return [await TOOLS[kind](ORDER), await TOOLS[kind](order), await look("after")]
 
 
 @agent(version="1")

@@ -1,4 +1,4 @@
-"""A disk whose fsync fails on order, under the real SQLite."""
+"""A disk under the real SQLite whose fsync fails when the test wants it."""
 
 from __future__ import annotations
 

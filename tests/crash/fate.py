@@ -1,22 +1,23 @@
-"""Where a victim dies. Real methods are wrapped from outside, in the victim's own process, before it starts; src knows nothing of it.
+"""Where a victim dies. Real methods are wrapped from outside, in the victim's own process, before it starts.
 
-A *place* is a step of a run: the commit of an intent, the effect itself, the claim. Of a question to a model, `asked` is the commit of
-its intent, `answered` that of its answer, `stumble` that of an attempt that came to nothing, and `stream` a piece of the answer. A
-*moment* is when, at that place:
+The sources of perdure know nothing of this. A *place* is a step of a run: the commit of an intent, the effect itself,
+the claim. For a request to a model, `asked` is the commit of its intent, `answered` the commit of its answer,
+`stumble` the commit of a failed attempt, and `stream` a piece of the answer. A *moment* is a point in time at that
+place:
 
     before     the method is about to be called
-    half       of the commit: SQLite has half of its first write to the log on the disk, PostgreSQL everything but the COMMIT
-    handed     over, to the kernel or the server: the log is written and not synced; COMMIT has been sent, and no answer read
-    kept       durable, and nobody has been told: the log is synced; the server's answer has come, and nobody has read it
+    half       inside the commit: SQLite has half of its first write to the log on disk; PostgreSQL has all but the COMMIT
+    handed     the kernel or the server has it: the log is written and not synced; COMMIT was sent without an answer
+    kept       it is durable, and no caller knows: the log is synced; the server's answer has come, and was not read
     after      the method has returned
-    held       the method is about to be called, and is not until the test says so: what others do meanwhile meets it at that instant
-    frozen     (PostgreSQL) as `half`, and it is not killed but stopped, inside its transaction
+    held       the method is about to be called, and waits until the test lets it go: meanwhile others can act
+    frozen     (PostgreSQL) like `half`, but the process is stopped and not killed, inside its transaction
 
-At the place `disk` the moment is `op`: before the nth write or sync of any of the database's files. At the place `wire` it is before the
-nth statement that is sent to the server.
+At the place `disk` the moment is `op`: before the nth write or sync of any of the database's files. At the place
+`wire` it is before the nth statement that is sent to the server.
 
-The death is SIGKILL, sent by the process to itself: nothing of it runs any further, no handler, no `finally`. With another *blow* it is
-that signal which comes at this moment, and the process does about it what it does.
+The process dies by a SIGKILL that it sends to itself: no more code of it runs, no handler, no `finally`. With another
+*blow*, it sends itself another signal at this moment, and handles that signal as usual.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def die() -> None:
 
 
 def wait_for_word(place: str) -> None:
-    """Say that it has come to this place, and go no further until `World.let_go`."""
+    """Report that this place was reached, and wait until `World.let_go`."""
     ledger = Ledger.here()
     ledger.note("held", place)
     while not os.path.exists(f"{ledger.path}.go"):
@@ -78,7 +79,7 @@ def wait_for_word(place: str) -> None:
 
 
 class Fate:
-    """The nth time that this process comes to this place, at this moment, it dies."""
+    """When this process reaches this place for the nth time, at this moment, it dies."""
 
     def __init__(self, place: str = "", moment: str = "", nth: int = 1, tool: str = "", blow: str = "SIGKILL") -> None:
         self.place = place
@@ -103,7 +104,7 @@ class Fate:
             return self._left == 0
 
     def wrap(self, owner: type, method: str, places: Callable[..., Iterable[str]]) -> None:
-        """Have every call of the method be a visit to the places that its arguments tell."""
+        """Count every call of the method as a visit to the places that its arguments name."""
         real = getattr(owner, method)
 
         @functools.wraps(real)
@@ -125,7 +126,7 @@ class Fate:
         setattr(owner, method, visiting)
 
     def _wrap_sending(self) -> None:
-        """The same for what the event loop sends: the visit ends when its answer is there."""
+        """The same for statements that the event loop sends: the visit ends when the answer has arrived."""
         real = PostgresStore.send
 
         def sending(store: Any, batch: Sequence[Append], loop: Any, done: Callable[[list[Any]], None]) -> list[Append]:
@@ -169,8 +170,9 @@ class Fate:
         os.kill(os.getpid(), self._blow)
 
     def freeze(self) -> None:
-        """As kill -STOP does, at this very instruction; it goes on when somebody lets it."""
-        # To this thread: a signal to the process may meet another one first, and this one would go on for a moment.
+        """Like kill -STOP, at exactly this instruction. The process continues when the test sends SIGCONT."""
+        # Send the signal to this thread: another thread could get a signal to the process first, and this thread would
+        # continue for a moment.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     def arm(self) -> None:
@@ -188,10 +190,11 @@ class Fate:
         self.wrap(Drive, "_start", lambda begin, *_: {"start"} if self.tool in (begin.tool.name, ANY) else set())
         self.wrap(SqlStore, "decide", lambda *_, **__: {"decide"})
         self.wrap(SqlStore, "reopen", lambda *_, **__: {"reopen"})
+        self.wrap(SqlStore, "insert_fork", lambda *_: {"fork"})
         for store in (SqlStore, PostgresStore):
             self.wrap(store, "post", lambda *_, **__: {"post"})
         self.wrap(SqlStore, "notice_done", lambda *_: {"told"})
-        self.wrap(Dispatcher, "_tell", lambda *_: {"taken"})  # a notice is out of the store, and nobody has heard of it
+        self.wrap(Dispatcher, "_tell", lambda *_: {"taken"})  # a notice was taken from the store, and was not sent
         self.wrap(Dispatcher, "_reading", lambda *_: {"sent"})  # the receiver has answered
         self.wrap(Drive, "_ended", lambda told, _: {"arrive"} if told.number == CALL or self.tool == ANY else set())
         self.wrap(Drive, "_feed", self._of_input)

@@ -1,4 +1,7 @@
-"""Where a world's journal lies: in a SQLite file of its folder, or in a PostgreSQL database of its own. Nothing here writes to it."""
+"""The place of a world's journal: a SQLite file in its folder, or its own PostgreSQL database.
+
+This module only reads.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class Journal(Protocol):
     url: str
 
     def is_there(self) -> bool:
-        """Whether anybody has made it yet."""
+        """Does the journal exist?"""
 
     def reading(self) -> AbstractContextManager[Store]:
         """A store of the test's own, to look with."""
@@ -40,19 +43,22 @@ class Journal(Protocol):
         """What transaction tools have written."""
 
     def is_quiet(self) -> bool:
-        """Whether nobody is inside a transaction."""
+        """Is no process inside a transaction?"""
 
     def settle(self) -> None:
-        """Return when what the dead have sent is done or undone. Nobody else may be alive."""
+        """Wait until the statements of dead processes are done or rolled back. No other process may be alive."""
 
     def part(self) -> None:
         """Have the server end every connection of the victims."""
 
     def copy(self, folder: Path) -> Journal:
-        """As it is now, for a world in another folder, into which the old one's files have been copied. Nobody may be writing."""
+        """Copy the journal for a world in another folder, which already has the old files.
+
+        No process may be writing.
+        """
 
     def close(self) -> None:
-        """Take away what lies outside of the folder."""
+        """Delete what is outside of the folder."""
 
 
 class SqliteJournal:
@@ -85,16 +91,16 @@ class SqliteJournal:
         return True
 
     def settle(self) -> None:
-        """The kernel has settled it: what a dead process has written is written."""
+        """Nothing to do: the kernel has everything that a dead process has written."""
 
     def part(self) -> None:
-        """There is nobody at the other end of a file."""
+        """Nothing to do: a file has no other end."""
 
     def copy(self, folder: Path) -> SqliteJournal:
         return SqliteJournal(folder)
 
     def close(self) -> None:
-        """All of it lies in the folder."""
+        """Nothing to do: everything is in the folder."""
 
 
 class PostgresJournal:
@@ -113,7 +119,8 @@ class PostgresJournal:
     def reading(self) -> Iterator[Store]:
         # Kept open: a connection costs the server a process, and some tests look a hundred times.
         if self._store is None:
-            # Under another name, so that whoever counts the victims' connections does not count ours.
+            # Use another application name, so that a test that counts the victims' connections does not count this
+            # one.
             store = open_store(f"{self.url}&application_name=looking")
             assert isinstance(store, PostgresStore)
             self._store = store
@@ -162,8 +169,10 @@ class PostgresJournal:
 
 
 class Databases:
-    """Databases of one server. Each begins with our schema, as one that was used before and cleared, or as a copy: to make that anew
-    would cost more than many a test."""
+    """Databases of one server. Each begins with our schema: a database that was used before and cleared, or a copy.
+
+    A new schema would take longer than many tests.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -213,7 +222,7 @@ class Databases:
             try:
                 self._server.execute(f'CREATE DATABASE "{name}" TEMPLATE "{parts.path[1:]}" OWNER {parts.username}')
                 break
-            except psycopg.errors.ObjectInUse:  # somebody's connection is still being closed
+            except psycopg.errors.ObjectInUse:  # a connection is still being closed
                 assert time.monotonic() < deadline, "somebody keeps it open"
                 time.sleep(0.005)
         return urlunsplit(parts._replace(path=f"/{name}"))

@@ -1,4 +1,7 @@
-"""A service that takes requests late, and tools that send to it: a request lies in its queue whatever becomes of the process that sent it."""
+"""A service that handles requests late, and tools that use it.
+
+A request waits in the queue of the service even if the process that sent it dies.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,15 @@ import time
 from perdure import Call, Outcome, Run, agent, tool
 
 TIMEOUT_S = 8.0
-IN_QUEUE_S = 2.0  # how long a request lies in the queue: far below the time-out, so that a busy machine makes no difference
+# How long a request waits in the queue: far below the time-out, so that a busy machine makes no difference.
+IN_QUEUE_S = 2.0
 
 
 class LateService:
-    """Leaves requests in a queue before it does what they ask for, and answers truthfully about what it has done: its own ledger."""
+    """Keeps requests in a queue before it executes them, and answers truthfully what it has done.
+
+    It has its own ledger.
+    """
 
     def __init__(self, in_queue_s: float = IN_QUEUE_S) -> None:
         self._in_queue_s = in_queue_s
@@ -23,7 +30,7 @@ class LateService:
         self.orders_port, self.questions_port = self._orders.getsockname()[1], self._questions.getsockname()[1]
         self._stopped = threading.Event()
         self.done: list[str] = []  # keys, once for each effect
-        self.queued = threading.Event()  # a request lies in the queue
+        self.queued = threading.Event()  # a request is in the queue
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._take_orders, self._answer_questions)]
         for thread in self._threads:
             thread.start()

@@ -1,7 +1,7 @@
-"""The world outside, as a file of its own: what tools really did, one line per fact, appended and fsynced by whoever did it.
+"""The world outside of perdure, as a file: what tools really did, one line per fact, appended and synced by the tool.
 
-Perdure never reads it. It also plays the service that a tool talks to: a keyed request that it has seen before is dropped, and a
-reconcile hook can ask it what has happened.
+perdure never reads this file. The ledger also acts as the service of a tool: it drops a keyed request that it has seen
+before, and a reconcile hook can ask it what has happened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VARIABLE = "CRASH_LEDGER"  # an isolated tool is another process: it finds the f
 
 
 class Ledger:
-    """Append-only facts. Every process opens it anew; a line is whole or not there."""
+    """Append-only facts. Every process opens the file again; a line is complete or not there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,7 +40,7 @@ class Ledger:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             _cut_half_a_line(descriptor)
             os.write(descriptor, line.encode())
-            # Before the sync: whoever is stopped in it must not keep the others from reading.
+            # Unlock before the sync: a process that is stopped during the sync must not block the readers.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.fsync(descriptor)
         finally:
@@ -81,7 +81,7 @@ class Ledger:
 
 
 def _cut_half_a_line(descriptor: int) -> None:
-    """What somebody was killed over has not been said."""
+    """A process was killed while it wrote this line, so the line does not count."""
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, 4096, max(size - 4096, 0))
     if not tail.endswith(b"\n"):

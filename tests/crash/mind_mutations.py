@@ -1,4 +1,4 @@
-"""Perdure without one of the guards of agents that think, in a victim's own process."""
+"""perdure without one of the guards for agents with models, in a victim's own process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def clients_try_again_on_their_own() -> None:
 
 
 def _conversations_are_not_checked() -> None:
-    """We look at what we send before anybody else does: a guard below the guards, which would hide that they are gone."""
+    """perdure checks its own requests before it sends them.
+
+    This second guard would hide that the other guards are missing.
+    """
     for module in (transcript, turns, model):
         module.check = lambda messages: None  # type: ignore[attr-defined]
 

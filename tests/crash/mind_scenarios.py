@@ -1,4 +1,4 @@
-"""Crashes of runs that think, with everything that must hold after them: the tests call them, and so do the tests of the guards."""
+"""Crashes of runs with models, and everything that must hold afterwards. Tests and tests of the guards call them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.servers.providers import say, use
 
 
 def check_an_answer_in_the_journal_is_not_asked_for_again(mind: Mind) -> None:
-    """Of two questions one is answered, and its answer is in the journal, when the process is killed over the other."""
+    """One of two requests has its answer in the journal when the process is killed during the other."""
     mind.script(say("left said"), say("Both said."), of=" left")
     mind.script(say("right said"), of=" right")
     mind.fault("hold", when=f"{mind.word} right")
@@ -45,7 +45,7 @@ def check_every_request_is_an_attempt_of_ours(mind: Mind) -> None:
 
 
 def check_another_request_than_the_recorded_one_stops_the_run(mind: Mind, change: str = "prompt") -> None:
-    """T30: the version is declared, and so nobody else has noticed."""
+    """T30: the version is declared, so no other check has noticed the change."""
     mind.script(*ordering())
     mind.rest("pinned", die=["effect", "before", 1, "keyed"])
     told = mind.rest("pinned", change=change)
@@ -58,12 +58,12 @@ def check_another_request_than_the_recorded_one_stops_the_run(mind: Mind, change
 def check_a_cancelled_conversation_can_be_continued(
     mind: Mind, die: Sequence[Any] = ("answered", "kept", 1, "keyed"), agent: str = "clerk"
 ) -> None:
-    """T28: whatever the first run has left hanging, the provider takes what the second one makes of it."""
+    """T28: whatever the first run has left open, the provider accepts the request of the second run."""
     mind.script(say("Both.", use("keyed", what=ORDER), use("idempotent", what="beside")), say(DONE))
     mind.rest(agent, die=die)
     assert mind.world.run(victims.cancel, run_id=RUN) == 0
     told = mind.rest()
-    if told["status"] == "needs_attention":  # a call may or may not have happened, and after a cancel nobody tries again
+    if told["status"] == "needs_attention":  # a call is in doubt, and after a cancel it is not made again
         assert mind.world.run(victims.resolve, run_id=RUN, call=2, did_not_happen=True, final=True) == 0
         told = mind.rest()
     assert told["status"] == "cancelled", f"{told}\n{mind.world.log()}"

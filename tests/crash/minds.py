@@ -1,12 +1,13 @@
-"""A world with a provider beside it: what a run that thinks has asked, by the provider's own ledger, against what its journal says.
+"""A world with a model provider: compares the requests in the provider's own ledger with the journal.
 
-A request is *lost* when it has reached the provider and its answer never came into the journal, because the process died first. The rule:
+A request is *lost* if it has reached the provider and its answer is not in the journal, because the process died
+first. The rules:
 
-    every answer in the journal is that of exactly one request, and every request has a durable intent;
-    every other request stands for one `model_call_failed`: of the provider's own making (a 429, a reset), or of type AnswerLost;
-    an AnswerLost without a request is one whose process died between the intent and the first byte: nobody can tell it from the other;
-    so lost requests ≤ AnswerLost ≤ kills (and drains) for each question that is open at a time;
-    a request that is told as lost counts with what was reserved for it, and with nothing where the model has no max_tokens.
+    every answer in the journal belongs to exactly one request, and every request has a durable intent;
+    every other request belongs to one `model_call_failed`: caused by the provider (429, reset), or of type AnswerLost;
+    if a process died between the intent and the first byte, there is an AnswerLost without a request;
+    so for each request that is open at a time: lost requests ≤ AnswerLost ≤ kills (and drains);
+    a lost request is charged with its reserved amount, and with nothing if the model has no max_tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MAX_STEPS = 1_000_000
 
 
 def ordering(kind: str = "keyed", what: str = ORDER) -> list[Turn]:
-    """A conversation of two answers: one wants a tool used, the other is the last word."""
+    """A conversation of two answers: the first asks for a tool, the second is the final answer."""
     return [say("Let me see to that.", use(kind, what=what), cached=7, stored=5), say(DONE)]
 
 
@@ -49,7 +50,7 @@ def ordering(kind: str = "keyed", what: str = ORDER) -> list[Turn]:
 class Accounts:
     """What came of all requests of a world."""
 
-    lost_requests: int  # that the provider has seen, and whose answers nobody has
+    lost_requests: int  # how many requests the provider has seen, and whose answers no process has
     lost_events: int
     failures: int  # of the provider's own making
     answers: int
@@ -72,7 +73,7 @@ class Mind:
 
     # -- victims ------------------------------------------------------------------------------------------------------
     def rest(self, agent: str = "clerk", *args: Any, die: Sequence[Any] = (), run_id: str = RUN, **more: Any) -> dict[str, Any]:
-        """A new process starts the run, or finds it started, and drives it until it rests; or dies where it is told to."""
+        """A new process starts the run, or finds it, and drives it until it rests; or dies at the given place."""
         report = self.world.report()
         code = self.world.wait(self.start(agent, *args, die=die, run_id=run_id, report=report, **more))
         assert code == (KILLED if die else 0), f"{agent} with fate {die}: code {code}\n{self.world.log()}"
@@ -94,7 +95,8 @@ class Mind:
         assert self.world.wait(pid) == KILLED
         self.kills += 1
 
-    # -- what the provider has seen ---------------------------------------------------------------------------------------
+    # -- the requests that the provider has seen
+    # ---------------------------------------------------------------------------
     def lines(self) -> list[Line]:
         return self.provider.requests(containing=self.word)
 
@@ -131,7 +133,10 @@ def _sum(one: Accounts, other: Accounts) -> Accounts:
 
 
 def _check_run(world: World, store: Store, run_id: str, by_key: dict[str | None, list[Line]]) -> Accounts:
-    """The run's own journal is sound, replays, and tells of every request under its keys; those are taken out of `by_key`."""
+    """The run's journal is sound, replays, and has every request under its keys.
+
+    These requests are removed from `by_key`.
+    """
     events = check_journal(world, run_id)
     reading, load = read_run(store, run_id), loader(store)
     calls = {event.call: event.body.key for event in events if isinstance(event.body, ModelCallInitiated) and event.call is not None}
@@ -175,7 +180,7 @@ def _check_call(number: int, events: Sequence[Event], lines: Sequence[Line], loa
         usd = 3 * plain + 15 * mine.tokens["output"] + mine.tokens["cached"] + 4 * mine.tokens["stored"]
         charged.update(mine.tokens | {"usd_micros": usd})
     for failed in failures:
-        if failed.usage is not None:  # a stream that broke, or was stopped by a drain, has told what it has cost so far
+        if failed.usage is not None:  # a stream that broke, or that a drain stopped, has reported its cost so far
             charged.update({"input": failed.usage.tokens_in, "output": failed.usage.tokens_out, "usd_micros": failed.usage.usd_micros})
     missing = len(others) - len(by_provider)
     assert 0 <= missing <= lost, (
@@ -185,7 +190,7 @@ def _check_call(number: int, events: Sequence[Event], lines: Sequence[Line], loa
 
 
 def _check_cost(store: Store, run_id: str, events: Sequence[Event], charged: Counter[str], found: Accounts) -> None:
-    """T24: what `show` and `costs` say is what the provider's ledger says, and what was reserved for what was lost."""
+    """T24: `show` and `costs` agree with the provider's ledger, plus the reserved amounts of lost requests."""
     cost = cost_of(fold(events), events)
     expected = (charged["input"], charged["output"], charged["usd_micros"], found.lost_events)
     assert (cost.tokens_in, cost.tokens_out, cost.usd_micros, cost.lost) == expected, (cost, charged)

@@ -1,6 +1,6 @@
-"""Small file systems of a test's own, which can be full or turn read-only.
+"""Small file systems for one test, which can be full or become read-only.
 
-They are mounted where only this thread and its children see them: a test process that is killed takes its mounts along.
+Only this thread and its children see the mounts. If the test process is killed, its mounts disappear.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def keep_to_ourselves() -> bool:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """The folder lies on a file system of two megabytes; False: nobody lets us mount one."""
+    """The folder is on a file system of two megabytes. False: mounting is not permitted."""
     mounted = keep_to_ourselves() and _run("mount", "-t", "tmpfs", "-o", "size=2m", "perdure-test", str(folder))
     try:
         yield mounted
@@ -38,19 +38,22 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 
 def remount(folder: Path, option: str) -> None:
-    """`ro` or `rw`. The kernel does not let a file system become read-only in this way as long as somebody has a file open for writing."""
+    """`ro` or `rw`. The kernel refuses `ro` as long as a process has a file open for writing."""
     assert _run("mount", "-o", f"remount,{option}", str(folder)), f"cannot remount {folder} {option}"
 
 
 class FailingVolume:
-    """A real ext4 in a file: at an error it turns read-only under whoever writes to it, as disks do; fsck makes it usable again."""
+    """A real ext4 in a file.
+
+    After an error it becomes read-only during writes, as disks do; fsck makes it usable again.
+    """
 
     def __init__(self, image: Path, folder: Path) -> None:
         self._image = image
         self._folder = folder
 
     def make(self) -> bool:
-        """False: nobody lets us make and mount one."""
+        """False: making or mounting the volume is not permitted."""
         with open(self._image, "wb") as file:
             file.truncate(8 << 20)
         return keep_to_ourselves() and _run("mkfs.ext4", "-q", "-F", str(self._image)) and self.mount()
@@ -65,7 +68,7 @@ class FailingVolume:
         Path(f"/sys/fs/ext4/{name}/trigger_fs_error").write_text("perdure-test")
 
     def repair(self) -> None:
-        """Nobody may have a file open there."""
+        """No process may have a file open there."""
         self.unmount()
         code = subprocess.run(["e2fsck", "-f", "-y", str(self._image)], capture_output=True, timeout=60).returncode
         assert code <= 1, code  # 1: there was something to repair
@@ -84,14 +87,14 @@ class Room(Protocol):
 
 
 class Disk:
-    """A whole file system without a free block."""
+    """A file system without a free block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._ballast = folder / "ballast"
 
     def fill(self, pid: int) -> None:
-        # Again and again: what a checkpoint frees meanwhile is filled as well.
+        # Repeat this: space that a checkpoint frees meanwhile is filled too.
         with open(self._ballast, "ab") as ballast:
             while (room := os.statvfs(self._folder)).f_bavail:
                 ballast.write(b"x" * (room.f_bavail * room.f_frsize))
@@ -102,7 +105,10 @@ class Disk:
 
 
 class Limit:
-    """A limit on the size of files: weaker than a full disk, since what exists can be written over; and nobody needs a privilege for it."""
+    """A limit on the size of files.
+
+    Weaker than a full disk, because existing blocks can be overwritten; needs no privilege.
+    """
 
     def __init__(self, log: Path) -> None:
         self._log = log

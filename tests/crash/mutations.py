@@ -1,4 +1,4 @@
-"""Perdure without one of its guards: each mutation takes one dangerous line out, in a victim's own process."""
+"""perdure without one of its guards: each mutation removes one dangerous line, in a victim's own process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def effects_start_before_their_intent_is_durable() -> None:
     def ready(self: Any, call: Any) -> None:
         self._running.add(call.number)
         self._out.begin_now.append(self._begin_of(call))
-        self._dirty_since = self._mono  # the flush of what was recorded before must not get ahead of the effect
+        self._dirty_since = self._mono  # the flush of earlier events must not come before the effect
 
     run_core.RunCore._ready = ready  # type: ignore[method-assign]
 
@@ -78,7 +78,8 @@ def replay_does_not_compare() -> None:
 def replay_delivers_in_order_of_calls() -> None:
     real = replaying.replay
 
-    def replay(machine: Any, events: Sequence[Event], load: Any, begun: Any = None, *, until: int | None = None) -> Any:
+    def replay(machine: Any, events: Sequence[Event], load: Any, begun: Any = None, *, until: int | None = None, past: Any = None) -> Any:
+        assert past is None, "a history in the right order would undo this"
         places = [place for place, event in enumerate(events) if isinstance(event.body, ToolCallCompleted)]
         shuffled = list(events)
         for place, event in zip(places, sorted((events[place] for place in places), key=lambda event: event.call or 0), strict=True):
@@ -103,7 +104,7 @@ def once_is_repeated() -> None:
 
 
 def the_guard_is_off() -> None:
-    # Whatever the guard compares is still a parameter with a type.
+    # Each value that the guard compares is still a parameter with a type.
     off = {
         f"AND {column} = {parameter}": f"AND (CAST({parameter} AS {kind}) IS NULL OR TRUE)"
         for column, parameter, kind in (
@@ -124,7 +125,7 @@ def locks_prove_nothing() -> None:
 
 def leases_are_not_renewed() -> None:
     leases.Renewer._run = lambda self: None  # type: ignore[method-assign]
-    # It would notice by itself that it has given no sign of life, and hand its run over: a guard of its own.
+    # Without this, the worker would notice that it sent no heartbeat, and release its run: a separate guard.
     leases.Renewer.has_held_since = lambda self, then_s: True  # type: ignore[method-assign]
     leases.Renewer.is_heard = lambda self: True  # type: ignore[method-assign]
     leases.Renewer.silence = lambda self: self._lease_s  # type: ignore[method-assign]

@@ -1,11 +1,11 @@
-"""A process that bears victims. It has imported everything and opened nothing, so that a victim costs a fork instead of an interpreter.
+"""A process that forks victims. It has imported everything and opened nothing, so a victim needs no new interpreter.
 
 Requests and answers are lines of JSON on its stdin and stdout:
 
     {"start": "victims:errand", "args": {…}, "log": path, "journal": url, "mutation": name}  → {"pid": n}
     {"wait": n, "within_s": s}                                                               → {"code": exit code, or minus the signal, or null}
 
-When its stdin ends, it kills whoever of its children still lives, and ends.
+When its stdin ends, it kills all its children that are still alive, and ends.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def main() -> None:
 
 def _bear(request: dict[str, Any]) -> int:
     path, _, name = request["start"].rpartition(":")
-    module = importlib.import_module(path)  # here, so that what takes long to import is imported once
+    module = importlib.import_module(path)  # imported here, so that slow imports happen only once
     importlib.import_module(getattr(module, "BRINGS", path))
     gc.freeze()  # or every collection in a child would touch, and so copy, all that is here
     pid = os.fork()

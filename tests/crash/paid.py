@@ -1,4 +1,4 @@
-"""Where transaction tools write: a table of their own, in the journal's own database, on either store."""
+"""The table into which transaction tools write: in the database of the journal, on either store."""
 
 MAKE = "CREATE TABLE IF NOT EXISTS paid (what TEXT, run TEXT, number INTEGER, attempt INTEGER)"
 WRITE = "INSERT INTO paid VALUES (?, ?, ?, ?)"

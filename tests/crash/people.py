@@ -1,4 +1,4 @@
-"""Processes of people and programs who talk to runs: they decide, send and cancel, each in a process of its own."""
+"""Processes of people and programs that act on runs: they decide, send signals and cancel, each in its own process."""
 
 from __future__ import annotations
 
@@ -64,8 +64,26 @@ def reopen(
     asyncio.run(main())
 
 
+def fork(folder: str, report: str, run_id: str, fork_id: str, live: bool, how: dict[str, Any], die: Sequence[Any] = ()) -> None:
+    """Make a fork of the run; what came of it."""
+    url, chosen = prepare(folder)
+    if die:
+        fate.seal(die)
+
+    async def main() -> None:
+        async with Perdure(url, agents=AGENTS.values(), settings=chosen) as app:
+            try:
+                await (app.live_fork if live else app.fork)(run_id, id=fork_id, **how)
+            except Conflict as refused:
+                tell(report, answer=type(refused).__name__)
+            else:
+                tell(report, answer="done")
+
+    asyncio.run(main())
+
+
 class Barrier:
-    """Two processes that come to the same place at the same instant: each spins until the other is there."""
+    """Two processes that reach the same place at the same moment: each waits in a loop for the other."""
 
     def __init__(self, path: str, mine: int) -> None:
         self._file = open(path, "r+b")  # noqa: SIM115  # open for as long as the process lives
@@ -96,9 +114,10 @@ def rival(folder: str, report: str, barrier: str, mine: int, approvals: Sequence
 
 
 def latecomer(folder: str, report: str, run_id: str, seed: int) -> None:
-    """Approves everything at the very moment at which its time is over: a little before, or a little after.
+    """Approves everything at the moment when its time is over: a little before, or a little after.
 
-    Whoever comes too late sets out earlier for the next one: on a busy machine a decision takes longer than any fixed distance.
+    If a decision comes too late, the next one starts earlier: on a busy machine a decision takes longer than any fixed
+    time.
     """
     url, chosen = prepare(folder)
     chance = random.Random(seed)
@@ -122,7 +141,7 @@ def latecomer(folder: str, report: str, run_id: str, seed: int) -> None:
 
 
 def hasty_decider(folder: str, by: str, until: str) -> None:
-    """Approves whatever is asked as soon as it can be seen, until a file appears."""
+    """Approves every request as soon as it is visible, until a file appears."""
     url, chosen = prepare(folder)
 
     async def main() -> None:
@@ -159,7 +178,7 @@ def _note(path: Path, number: int) -> None:
 
 
 def top_up(folder: str, run_id: str, calls: int) -> None:
-    """Add to the run's budget, and let everybody go on who stood still for want of it."""
+    """Add to the run's budget, and let all runs continue that this budget has stopped."""
     url, chosen = prepare(folder)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Agents that ask people: one risky tool for each effect class, and questions that race with other things."""
+"""Agents that ask people: one risky tool for each effect class, and approvals that race with other events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.crash.ledger import Ledger
 
 from perdure import Approval, Call, NotApproved, Run, Tool, ToolFailed, agent, tool
 
-BRIEF_S = 600.0  # for a machine that is busy; whoever is late has another clock
+BRIEF_S = 600.0  # for a busy machine; processes that come late have another clock
 CALL = 2  # of the risky tool in every petition
 
 
@@ -59,7 +59,7 @@ TOOLS: dict[str, Tool[..., Any]] = {
 
 @agent(version="1")
 async def petition(run: Run, kind: str) -> dict[str, str]:
-    """A look, the call that somebody has to approve, a look."""
+    """A read, the call that needs an approval, a read."""
     before = await look("before")
     try:
         receipt = await TOOLS[kind](ORDER)
@@ -101,6 +101,6 @@ async def forum(run: Run, questions: int, held: bool) -> list[str]:
 
 @agent(version="1")
 async def council(run: Run, questions: int, first_s: float, step_s: float) -> list[str]:
-    """Questions whose time is over one after the other."""
+    """Approvals that expire one after the other."""
     decisions = [run.request_approval(f"question {place}", place, expires=first_s + step_s * place) for place in range(questions)]
     return [decision.outcome for decision in await asyncio.gather(*decisions)]

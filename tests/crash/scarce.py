@@ -1,4 +1,4 @@
-"""Victims that run out of descriptors or of memory, with tools that need neither of their own accord."""
+"""Victims that run out of file descriptors or of memory. Their tools need neither of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.crash.ledger import Ledger
 from perdure import Call, Run, ToolFailed, agent, tool
 
 HELD = 20_000_000  # bytes of a result: more than a process finds anywhere once it may have no more memory
-_kept = -1  # the ledger, open from the beginning: to write in it takes no descriptor
+_kept = -1  # the ledger, open from the beginning, so that a write needs no descriptor
 
 
 def _note(fact: str, what: str, call: Call) -> None:
     told = {"fact": fact, "what": what, "pid": os.getpid(), "key": call.key, "run": call.run_id}
-    os.write(_kept, (json.dumps(told) + "\n").encode())  # one short line: whole or not there
+    os.write(_kept, (json.dumps(told) + "\n").encode())  # one short line: complete or not there
 
 
 @tool
@@ -35,7 +35,7 @@ async def frugal(what: str, seconds: float, call: Call) -> str:
 
 @tool
 async def hoard(what: str, call: Call) -> str:
-    """A deed with so large a result that there is none to spare when it has been done."""
+    """An effect with a result so large that no memory is left afterwards."""
     result = "x" * HELD
     _note("begun", what, call)
     _note("effect", what, call)
@@ -70,7 +70,7 @@ def start(folder: str, **args: Any) -> None:
 
 
 def serve(folder: str, spare: int | None = None, **args: Any) -> None:
-    """A worker; with `spare`, one that may have so many descriptors more than it has now."""
+    """A worker; with `spare`, it may open this many more descriptors than it has now."""
     _prepare(folder)
     if spare is not None:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

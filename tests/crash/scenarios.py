@@ -1,4 +1,4 @@
-"""Crashes with everything that must hold after them, as functions: the tests call them, and so do the tests of the guards."""
+"""Crashes and everything that must hold afterwards, as functions. Tests and tests of the guards call them."""
 
 from __future__ import annotations
 
@@ -119,9 +119,12 @@ def check_a_sleeping_worker_is_fenced(world: World) -> None:
 
 
 def check_a_late_write_is_refused(world: World) -> None:
-    """A run was taken from a silent worker, and nobody has it: its seq has not moved, and still the worker may not write (G4)."""
+    """A run was taken from a silent worker, and is not held.
+
+    Its seq has not changed, and still the worker may not write (G4).
+    """
     world.begin(r=[["deed", "o", 0.3]])
-    # One run at a time: it cannot take the run anew before it has finished with it.
+    # One run at a time: the worker cannot claim the run again before it has finished with it.
     zombie = world.start(victims.serve, until=["r"], settings={**SHORT, "concurrency": 1})
     world.ledger.wait_for(lambda lines: len(lines) == 1)
     world.freeze(zombie)
@@ -133,7 +136,7 @@ def check_a_late_write_is_refused(world: World) -> None:
     row, events = world.look("r")
     late = [event.type for event in events if event.epoch == 1 and event.type == "tool_call_completed"]
     assert not late, "a worker wrote under a lease that it had lost"
-    # It took the run anew, as anybody could: what it did under the old lease is in doubt.
+    # The worker claimed the run again, as any worker could: its call under the old lease is in doubt.
     assert row is not None
     assert row.status == "needs_attention", row
     check_one_effect_each(world, "r", ["o"])

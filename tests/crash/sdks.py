@@ -1,4 +1,4 @@
-"""The SDKs, imported and used once: whoever is forked from here on has all of them, with what they import and make at their first answer."""
+"""Imports the SDKs and uses each once, so that every process that is forked later has them loaded and initialized."""
 
 from __future__ import annotations
 

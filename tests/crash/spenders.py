@@ -1,4 +1,7 @@
-"""Victims that spend: every call costs ten cents, and the process is killed right after the service has done its work and noted its price."""
+"""Victims that spend money: every call costs ten cents.
+
+The process is killed right after the service has done its work and noted the price.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ CALLS = 20
 
 
 def _pay(call: Call, *, by_key: bool = False) -> str:
-    """The service works, and wants its money. A process that hears the first answer to a call does not live to tell."""
+    """The service works, and charges money. A process that gets the first answer to a call dies at once."""
     ledger = Ledger.here()
     first = not any(line["key"] == call.key for line in ledger.lines())
     receipt = ledger.perform("paid", call, by_key=by_key)

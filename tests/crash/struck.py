@@ -1,4 +1,7 @@
-"""A process that a signal strikes in the middle of its agent's code, its tool's or its policy's: `python -m tests.crash.struck FOLDER HOW WHERE`."""
+"""A process that gets a signal in the middle of the code of its agent, its tool or its policy.
+
+Usage: `python -m tests.crash.struck FOLDER HOW WHERE`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ released = asyncio.Event()  # what `linger` waits for
 
 
 def strike(here: str) -> None:
-    """Ctrl-C as often as it takes: asyncio.run makes a cancel of the first one. Or what a handler of the user's makes of a SIGTERM."""
+    """Send Ctrl-C as often as needed: asyncio.run turns the first into a cancel.
+
+    Or SIGTERM, with a handler of the user.
+    """
     if here != place:
         return
     if signal.getsignal(signal.SIGTERM) is leave:

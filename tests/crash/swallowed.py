@@ -1,4 +1,7 @@
-"""A process that Ctrl-C strikes while a task of its worker is being woken: `python -m tests.crash.swallowed FOLDER WHOSE MOMENT`."""
+"""A process that gets Ctrl-C while a task of its worker is being woken.
+
+Usage: `python -m tests.crash.swallowed FOLDER WHOSE MOMENT`.
+"""
 
 from __future__ import annotations
 

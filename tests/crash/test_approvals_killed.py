@@ -1,4 +1,7 @@
-"""kill -9 at every boundary of a call that somebody has to approve: asked, told, waited for, decided, started, expired, withdrawn."""
+"""kill -9 at every boundary of a call with an approval.
+
+Requested, notified, parked, decided, started, expired, withdrawn.
+"""
 
 from __future__ import annotations
 
@@ -106,10 +109,10 @@ def receiver() -> Iterator[Receiver]:
 def test_killed_around_the_notification_somebody_hears_of_it_and_copies_have_one_id(
     world: World, receiver: Receiver, place: str, moment: str, sent: list[int]
 ) -> None:
-    """T25: what was asked is told, at least once; nothing is told that was not asked."""
+    """T25: a notice is sent at least once for every request, and for nothing else."""
     world.rest("petition", "once", die=[place, moment, 1, "asked_once"], settings=receiver.settings)
     assert len(receiver.ids) == sent[0]
-    # What the dead one had taken is its own until the hold is over: the next one comes a minute later.
+    # Notices that the dead process had taken stay taken until the hold is over: the next process comes a minute later.
     world.rest("petition", "once", settings=receiver.settings, clock=[60.0])
     asked = [event.event_id for event in world.look()[1] if event.type == "approval_requested"]
     assert receiver.ids == asked * sent[1], (receiver.ids, asked)
@@ -121,7 +124,10 @@ def test_killed_around_the_notification_somebody_hears_of_it_and_copies_have_one
 
 # -- deciding -----------------------------------------------------------------------------------------------------------------
 class Petitions:
-    """Worlds in which a petition waits for its answer, or has it and nobody drives it: made once for each store and kind, and copied."""
+    """Worlds in which an approval is pending, or is decided and no worker drives the run.
+
+    They are made once for each store and kind, and copied.
+    """
 
     def __init__(self) -> None:
         self._sources: dict[str, Worlds] = {}
@@ -239,7 +245,7 @@ def test_killed_again_while_another_process_resumes_the_approved_call(
     world = decided(kind)
     tool = f"asked_{kind}"
     world.rest("petition", kind, die=["effect", first, 1, tool])
-    # A transaction has only the one commit to die in: what it does there counts as an append of its own.
+    # A transaction has only one commit in which it can die, and this commit counts as a separate append.
     world.rest("petition", kind, die=[place, moment, 1, tool])
     check_done(world, kind, world.rest("petition", kind))
 
@@ -263,7 +269,10 @@ def test_killed_from_outside_while_the_approved_call_is_under_way(decided: Decid
 @pytest.mark.parametrize("moment", COMMIT)
 @pytest.mark.parametrize("granted", [False, True])
 def test_killed_while_it_notices_that_the_time_is_over_nothing_starts_and_it_expires_once(world: World, moment: str, granted: bool) -> None:
-    """Pending, or granted and not started in time: a worker settles it, dies over that, and another one finds what it has left."""
+    """The approval is pending, or granted and not started in time.
+
+    A worker settles it and dies, and another one continues.
+    """
     world.rest("petition", "brief", die=["request", "after", 1])
     if granted:
         assert say(world) == "counted"
@@ -311,7 +320,7 @@ def test_a_decision_that_meets_the_park_is_heard(world: World, killed: bool) -> 
 
 
 def test_decisions_and_parks_that_race_for_many_rounds_lose_no_wake_up(world: World, tmp_path: Path) -> None:
-    """Workers are killed and replaced meanwhile; whoever decides does so as soon as there is something to decide."""
+    """Workers are killed and replaced meanwhile; each decision is made as soon as there is a request."""
     runs = {f"v{n}": [6, 0.001 * n] for n in range(10)}
     assert world.run(victims.start, runs=runs, agent="vigil") == 0
     over = tmp_path / "over"

@@ -1,4 +1,4 @@
-"""kill -9 at every boundary of a run, for every effect class; then another process goes on (GUARANTEES section 5)."""
+"""kill -9 at every boundary of a run, for every effect class. Then another process continues (GUARANTEES 5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.crash.errands import ORDER, OUTPUT, TOOLS
 from tests.crash.world import KILLED, RUN, World
 
 COMMIT = ("before", "half", "handed", "kept", "after")
-# In the order in which a run comes to them: place, moment, which visit.
+# In the order in which a run reaches them: place, moment, which visit.
 BOUNDARIES: list[tuple[str, str, int]] = [
     *(("create", moment, 1) for moment in COMMIT),
     *(("claim", moment, 1) for moment in COMMIT),
@@ -29,7 +29,7 @@ BOUNDARIES: list[tuple[str, str, int]] = [
     *(("end", moment, 1) for moment in COMMIT),
 ]
 DURABLE = ("handed", "kept", "after")  # a killed process loses nothing that it has handed to the kernel
-# A transaction is one commit with its intent, and has no attempt of its own.
+# A transaction is one commit with its intent, and has no separate attempt.
 NOT_FOR = {"transaction": {("start", "before"), ("arrive", "before"), ("renew", "half"), *(("result", moment) for moment in COMMIT)}}
 # Before the call is thought of, and when its result has long been durable, its kind makes no difference; nor does it inside a commit, after
 # which all is there or nothing, as before it or after it. There two kinds take turns.
@@ -93,10 +93,10 @@ def test_killed_at_a_boundary_the_run_goes_on_as_its_effect_class_says(world: Wo
 
 
 def settle_both_ways(world: World, happened: bool) -> None:
-    """The doubt is real: the run needs a person. Whatever the person says is what the run goes on with."""
+    """The doubt is real: the run needs a person. The run continues with any answer of the person."""
     told = world.resume(kind="once")
     check_attention(world, told, effects=int(happened))
-    # Asked again, it is still in doubt; nobody has become wiser.
+    # Asked again, it is still in doubt: nothing new is known.
     check_attention(world, world.resume(kind="once"), effects=int(happened))
     answers = {"happened": "by hand"} if happened else {"did_not_happen": True}
     true, failed = world.copy(), world.copy()

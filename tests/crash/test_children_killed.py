@@ -1,4 +1,7 @@
-"""kill -9 of a child's worker, of its parent's, of both; at their births, at their ends, and in the middle of a crowd."""
+"""kill -9 of a child's worker, of its parent's worker, or of both.
+
+When a child begins or ends, and among many children.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +43,14 @@ BOUNDARIES = [
 @pytest.mark.parametrize(("place", "moment", "nth"), BOUNDARIES)
 @pytest.mark.parametrize("busy", [False, True])
 def test_killed_at_a_boundary_of_parent_or_child_both_end_well(world: World, place: str, moment: str, nth: int, busy: bool) -> None:
-    """One process drives the family: its death is that of the parent's worker and of the child's."""
+    """One process drives the family: its death is the death of the parent's worker and of the child's worker."""
     world.rest("clan", 2, 0.01, busy, die=[place, moment, nth, "toil"])
     check_clan(world, world.rest("clan", 2, 0.01, busy), 2, busy)
 
 
 @pytest.mark.parametrize("moment", COMMIT)
 def test_killed_while_the_parent_journals_what_its_child_has_sent_it(world: World, moment: str) -> None:
-    """The parent is held: the child's end lies in its inbox, and the worker dies over it."""
+    """The parent is held: the child's end is in its inbox, and the worker dies while it reads it."""
     world.rest("clan", 2, 0.01, True, die=["delivery", moment, 1])
     check_clan(world, world.rest("clan", 2, 0.01, True), 2, busy=True)
 
@@ -59,7 +62,7 @@ def test_killed_four_times_in_a_row_the_family_still_ends_well(world: World) -> 
 
 
 def _two_workers(world: World, **settings: Any) -> tuple[int, int]:
-    """One for parents, which has a child under way with the other one, for children."""
+    """One worker for parents, which waits for a child, and another worker for children."""
     assert world.run(victims.start, runs={RUN: [1, 0.4]}, agent="clan") == 0
     parent = world.start(victims.serve, queues=["default"], settings=settings)
     child = world.start(victims.serve, queues=["kin"], settings=settings)
@@ -100,7 +103,8 @@ def test_the_parent_is_cancelled_while_the_childs_worker_is_being_killed(world: 
     child_row, _ = world.peek(f"{RUN}/1")
     assert row is not None
     assert child_row is not None
-    # Made again before the cancel had come to it, or cut off in the middle: then nobody makes it again for a run that shall end.
+    # Made again before the cancel arrived, or cut off in the middle: then it is not made again, because the run must
+    # end.
     assert child_row.status in ("succeeded", "cancelled", "needs_attention"), child_row
     if child_row.status == "needs_attention":
         assert row.status in ("waiting", "cancelling"), row
@@ -116,7 +120,10 @@ def test_the_parent_is_cancelled_while_the_childs_worker_is_being_killed(world: 
 
 
 def test_a_worker_that_holds_a_parent_and_sleeps_past_its_lease_is_fenced(world: World) -> None:
-    """The parent's worker sleeps while its children end: what they send it is not lost, and what it writes late is refused (G4)."""
+    """The parent's worker sleeps while its children end.
+
+    Their ends are not lost, and late writes of the worker are refused (G4).
+    """
     assert world.run(victims.start, runs={RUN: [2, 0.1, True]}, agent="clan") == 0
     zombie = world.start(victims.serve, queues=["default"], settings=SHORT)
     children = world.start(victims.serve, queues=["kin"], settings=SHORT)
@@ -137,7 +144,7 @@ SHARE = {"concurrency": 15, "poison_limit": 50}
 
 
 def _kill_now_and_then(world: World, until: list[str], kills: int, every: int) -> None:
-    """Three workers; again and again the one that has begun something last is killed, and a new one takes its place."""
+    """Three workers: repeatedly, the worker that began something last is killed, and a new worker replaces it."""
     workers = [world.start(victims.serve, until=until, settings=SHARE) for _ in range(3)]
     for kill in range(1, kills + 1):
 
@@ -186,7 +193,10 @@ def _family(world: World) -> list[str]:
 
 
 def _most_under_way(world: World) -> int:
-    """How many calls were under way at the same time, at most. Those of killed workers have no end, and count until their next try."""
+    """How many calls were under way at the same time, at most.
+
+    Calls of killed workers count until their next attempt.
+    """
     open_keys: set[str] = set()
     most = 0
     for line in world.ledger.lines():

@@ -1,4 +1,4 @@
-"""The list of what is tested where is true: every test that it names exists, and takes place on the stores that it is named for."""
+"""The list of tested boundaries is true: every test in it exists, and runs on the stores that the list names."""
 
 from __future__ import annotations
 

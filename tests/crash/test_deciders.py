@@ -1,4 +1,4 @@
-"""Two who decide at the same instant, and a decision that meets the expiry: real processes, one settlement each (T17)."""
+"""Two people decide at the same moment, or a decision meets the expiry: real processes, and one result each (T17)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_of_two_deciders_one_wins_and_the_other_is_told(world: World, held: bool
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_yes_that_meets_the_expiry_counts_or_comes_too_late_and_never_both(world: World, killed: bool) -> None:
-    """A worker settles what has expired while somebody says yes to it; it is killed in the middle of that, or is not."""
+    """A worker expires an approval while a person approves it; the worker is killed in the middle of that, or not."""
     assert world.run(victims.start, runs={RUN: [QUESTIONS, 6.0, 0.1]}, agent="council") == 0
     worker = world.start(victims.serve, until=[RUN])
     world.wait_until(lambda: len(approval_rows(world, RUN)) == QUESTIONS, "everything has been asked")

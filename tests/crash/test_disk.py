@@ -1,4 +1,7 @@
-"""SQLite's disk: full, read-only or failing, and a death at every single write: nothing acknowledged is lost, no effect is doubled."""
+"""SQLite's disk is full, read-only or failing, or the process dies at a write.
+
+No acknowledged event is lost, no effect is doubled.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def test_killed_before_any_single_write_or_sync_of_a_whole_run_the_run_ends_well
         deaths += 1
         told = world.resume(kind=kind)
         assert told["status"] == "succeeded", (deaths, told, world.log())
-        # The whole check at every fourth death: what it adds costs more than the crash.
+        # The complete check runs only at every fourth death, because it takes longer than the crash.
         if deaths % 4 == 0:
             check_succeeded(world, told, kind)
         else:

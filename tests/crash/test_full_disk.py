@@ -1,7 +1,7 @@
-"""A disk without room, and a volume that turns read-only, under a worker in the middle of something (SQLite).
+"""A full disk, and a volume that becomes read-only, under a busy worker (SQLite).
 
-The run stops where it is without a lie: nothing is begun whose intent is not durable, nothing is called done that is not recorded. With
-room again the same process goes on by itself.
+The run stops and claims nothing false: no attempt begins without a durable intent, and no call counts as done without
+a record. When there is room again, the same process continues by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EFFECTS = {"claim": 0, "intent": 0, "result": 1, "park": 1, "end": 1}  # before 
 
 @pytest.fixture(params=["full", "limited"])
 def cramped(request: pytest.FixtureRequest, world: World) -> tuple[World, Room]:
-    """A world in which there can be no room: a full file system, and, for whoever may not mount one, files that may not grow."""
+    """A world that can run out of space: a full file system or, if mounting is not permitted, files that may not grow."""
     if request.param == "limited":
         return world, Limit(world.disk / "journal.db-wal")
     small: World = request.getfixturevalue("small")
@@ -99,7 +99,7 @@ def test_on_a_volume_that_turns_read_only_under_a_worker_nothing_is_begun_and_wh
     world.let_go()
     world.wait_until(lambda: MET.search(world.log()) is not None or "cannot be opened for writing" in world.log(), "it has noticed")
     assert len(world.ledger.lines("begun")) == EFFECTS[place]
-    # Nobody can write to a volume in this state again: whoever has files open there must end before it is repaired.
+    # No process can write to a volume in this state. Processes with open files must end before it is repaired.
     os.kill(pid, signal.SIGKILL)
     assert world.wait(pid) == KILLED
     disk.repair()

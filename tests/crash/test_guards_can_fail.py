@@ -1,4 +1,4 @@
-"""Each guard has a check that goes red without it. The same checks, with the guard in place, are what the other tests rest on."""
+"""Each guard has a check that fails without the guard. The other tests use the same checks with the guard in place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.crash.worlds import Worlds
 from perdure.store.postgres import queries as postgres
 from perdure.store.sqlite import queries as sqlite
 
-# The mutation, the check, and what the check says about a perdure without that guard.
+# The mutation, the check, and what the check says about perdure without that guard.
 GUARDS: dict[str, tuple[Callable[[World], None], str]] = {
     "effects_start_before_their_intent_is_durable": (scenarios.check_no_effect_before_its_intent, "effects without a durable intent"),
     "keys_do_not_contain_the_call_number": (scenarios.check_two_identical_calls_are_two_effects, r"and had \{'a': 1\}"),
@@ -57,7 +57,7 @@ def test_the_check_goes_red_when(mutation: str, worlds: Worlds) -> None:
 def test_the_check_goes_red_when_a_park_ignores_the_inbox(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for queries in (sqlite.QUERIES, postgres.QUERIES):
         for name in queries.keys() & {"unread_inbox_of_run", "advance_and_park", "append_many"}:
-            monkeypatch.setitem(queries, name, queries[name])  # as it is, to have it back afterwards
+            monkeypatch.setitem(queries, name, queries[name])  # unchanged, so that monkeypatch restores it afterwards
     a_park_ignores_the_inbox()
     with pytest.raises(AssertionError, match="was not heard"):
         check_cancel_is_heard_while_parking(world, monkeypatch)

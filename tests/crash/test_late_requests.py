@@ -1,4 +1,4 @@
-"""A request that was sent arrives later than its sender's death or reset. “Not found” is not believed before then (T31)."""
+"""A request arrives later than the death or the reset of its sender. “Not found” counts only after that time (T31)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def test_a_request_that_arrives_after_its_line_broke_happens_once(world: World, 
 
 @pytest.mark.long
 def test_a_sync_tool_that_waited_for_a_thread_while_its_worker_slept_is_not_begun(world: World) -> None:
-    """Its worker has one thread, which another tool holds. When the worker wakes up, another one has made the calls."""
+    """The worker has one thread, which another tool uses.
+
+    When the worker wakes up, another worker has made the calls.
+    """
     free = world.folder / "free"
     service = LateService(in_queue_s=0.0)
     try:

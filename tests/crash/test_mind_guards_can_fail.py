@@ -1,4 +1,4 @@
-"""Each guard of agents that think has a check that goes red without it, as in test_guards_can_fail.py."""
+"""Each guard for agents with models has a check that fails without the guard, as in test_guards_can_fail.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.crash.minds import Mind
 from tests.crash.worlds import Worlds
 from tests.servers.providers import Provider
 
-# The mutation, the check, and what the check says about a perdure without that guard.
+# The mutation, the check, and what the check says about perdure without that guard.
 GUARDS: dict[str, tuple[Callable[[Mind], None], str]] = {
     "answers_in_the_journal_are_taken_for_failures": (
         scenarios.check_an_answer_in_the_journal_is_not_asked_for_again,
@@ -30,13 +30,13 @@ def test_every_mutation_has_its_check() -> None:
     assert GUARDS.keys() == MIND_MUTATIONS.keys()
 
 
-@pytest.mark.parametrize("dialect", ["sqlite"])  # none of these guards lies in a store
+@pytest.mark.parametrize("dialect", ["sqlite"])  # none of these guards is in a store
 @pytest.mark.parametrize("mutation", [*GUARDS, *SHARED])
 def test_with_the_guard_in_place_the_check_is_green_and_not(mutation: str, mind: Mind) -> None:
     (GUARDS | SHARED)[mutation][0](mind)
 
 
-@pytest.mark.parametrize("dialect", ["sqlite"])  # none of these guards lies in a store
+@pytest.mark.parametrize("dialect", ["sqlite"])  # none of these guards is in a store
 @pytest.mark.parametrize("mutation", [*GUARDS, *SHARED])
 def test_the_check_goes_red_when(mutation: str, worlds: Worlds, thinking_provider: Provider) -> None:
     check, words = (GUARDS | SHARED)[mutation]

@@ -1,4 +1,7 @@
-"""Tools that fork, exit, die of signals or leave programs behind: the worker, the run and the ledger survive each of them."""
+"""Tools that fork, exit, die of signals or leave programs behind.
+
+The worker, the run and the ledger survive all this.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from perdure.core.events import RunClaimed
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process still does anything: a zombie that nobody has reaped yet does not."""
+    """Does the process still do anything? A zombie that was not reaped does not."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
@@ -71,7 +74,7 @@ def test_a_forked_child_that_outlives_its_worker_does_not_keep_it_alive(world: W
     try:
         world.ledger.wait_for(lambda lines: any(line["fact"] == "begun" and line["what"] == "w" for line in lines))
         os.kill(worker, signal.SIGKILL)
-        # Its connections to a server live on in the child, and nobody waits for their end.
+        # The child process keeps the connections to the server open, and the test does not wait for their end.
         assert world.wait(worker, settled=False) == KILLED
         assert is_running(child)
         heir = world.start(victims.serve)

@@ -1,6 +1,6 @@
-"""kill -9 around every question to a model: before it is asked, while it answers, before and while its answer is journaled.
+"""kill -9 around every request to a model: before it, during the answer, before and during the commit of the answer.
 
-No answer in the journal is ever asked for again, and what a kill has cost is one request at most, recorded as lost.
+An answer in the journal is never requested again. One kill costs at most one request, and it is recorded as lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Boundary = tuple[str, str, int, str, int, int]
 
 
 def around(question: int) -> list[Boundary]:
-    """Every boundary of the first question, or of the second, which tells the model what came of its tool."""
+    """Every boundary of the first request, or of the second request, which has the result of the tool."""
     return [
         *(("asked", moment, question, CLAUDE, 0, int(moment in DURABLE)) for moment in COMMIT),
         ("start", "before", question, CLAUDE, 0, 1),
@@ -80,7 +80,7 @@ def test_killed_with_signed_thoughts_in_the_conversation_they_go_back_unchanged(
 @pytest.mark.parametrize(
     ("fault", "place", "moment", "nth", "lost", "told", "failures"),
     [
-        ("429", "stumble", "before", 1, 1, 1, 0),  # nobody has heard of the refusal: it counts as lost
+        ("429", "stumble", "before", 1, 1, 1, 0),  # no process has seen the refusal: the request counts as lost
         ("429", "stumble", "kept", 1, 0, 1, 1),  # it may be asked again at once: the next intent is in the same commit
         ("529", "stumble", "half", 1, 1, 1, 0),
         ("500", "asked", "kept", 2, 0, 1, 1),  # the intent of the next attempt

@@ -23,7 +23,7 @@ ROUTE = {"before": "before seen", "order": "order done", "settle": "order done d
 
 
 def check_one_plan(mind: Mind) -> dict[str, Any]:
-    """The plan that the run has followed: journaled once, whoever has looked at it since."""
+    """The plan of the run: recorded once, however often it was read since."""
     plans = [event.body.plan for event in mind.world.look()[1] if isinstance(event.body, PlanGenerated)]
     assert len(plans) == 1, f"{len(plans)} plans"
     assert plans[0].inline is not None
@@ -48,7 +48,7 @@ def test_killed_around_a_step_the_plan_goes_on_and_no_step_is_made_twice(mind: M
     mind.rest("route", args=[], die=[place, moment, nth, of])
     mind.check(mind.rest("route", args=[]), ROUTE)
     check_one_plan(mind)
-    # T9: what a step refers to is the very value that the other one has returned.
+    # T9: a step that refers to another step gets exactly the value that the other step has returned.
     assert [line["what"] for line in mind.world.ledger.effects()] == ["order", "order done"]
 
 
@@ -81,7 +81,7 @@ WRONG = say("", use("submit_plan", steps=[{"name": "order", "tool": "no_such_too
 def test_killed_around_a_plan_that_a_model_writes_a_journaled_plan_is_never_written_again(
     mind: Mind, place: str, moment: str, nth: int, of: str, lost: int, told: int, kept: bool
 ) -> None:
-    """T7: after the crash the model has another idea. Nobody asks for it once a plan is in the journal."""
+    """T7: after the crash the model would write another plan. It is not asked if a plan is in the journal."""
     mind.script(WRONG, written("order"))
     mind.rest("planner", die=[place, moment, nth, of])
     mind.script(WRONG, written("other"))

@@ -19,7 +19,7 @@ OFTEN = {"progress_s": 0.05}
 
 
 def stored_part(world: World, run_id: str, least: int, within_s: float = 60.0) -> int:
-    """The part that the store has, as soon as it is not below `least`."""
+    """The stored part, as soon as it is at least `least`."""
     until_s = time.monotonic() + within_s
     store = open_store(world.journal.url)
     try:

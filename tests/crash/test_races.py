@@ -1,4 +1,7 @@
-"""Things that meet: a cancel and an end, a cancel and a park, a signal and the reading of a journal, a transaction and the next intent."""
+"""Two events at the same time.
+
+Cancel and end, cancel and park, signal and journal read, transaction and next intent.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,8 @@ def test_a_cancel_that_meets_the_last_result_comes_too_late_and_harms_nothing(wo
         async with Perdure(world.journal.url, agents=[chores]) as app:
 
             def both(drive: Drive, told: Call, performed: Performed) -> None:
-                # Both are there when the core turns to them: the end of the last call, and behind it a person's cancel.
+                # Both inputs are there when the core handles them: first the end of the last call, then the cancel of
+                # a person.
                 drive._core._arrived.append(AttemptEnded(told.number, told.attempt, performed, told.usage))
                 app.store.post(
                     "r",
@@ -124,7 +128,10 @@ def test_a_call_that_waits_for_another_attempt_does_not_keep_its_run_from_ending
 def test_a_commit_that_took_effect_and_was_taken_for_lost_strands_no_run(
     world: World, monkeypatch: pytest.MonkeyPatch, kind: str, status: str
 ) -> None:
-    """SQLite's COMMIT reports an error after it took effect, and no connection can be opened to look: what is sent again is refused."""
+    """SQLite's COMMIT reports an error after it took effect, and no connection can be opened to check this.
+
+    When the append is sent again, it is refused.
+    """
     append, connect = SqliteStore.append, SqliteDatabase._connect
     appends, failures = 0, 0
 
@@ -153,7 +160,7 @@ def test_a_commit_that_took_effect_and_was_taken_for_lost_strands_no_run(
     told = asyncio.run(main())
     assert appends > 2
     assert not failures
-    # The second call never began, and nobody can know that: it is sent again by its key, or put to a person.
+    # The second call never began, but this cannot be known: it is sent again with its key, or a person is asked.
     assert told["status"] == status, told
     assert [line["what"] for line in world.ledger.effects()] == (["a", "b"] if kind == "work" else ["a"])
     check_journal(world, "r")

@@ -1,6 +1,7 @@
-"""kill -9 inside and between the tools of a model's answer, while a person is asked, between a word and its use, and in a child that thinks.
+"""kill -9 of ReAct runs: inside and between the tools of a model's answer, during an approval, and in a child.
 
-After each: the tools' effects are those of their class, and every request that the provider has seen was one that it takes (T28).
+After each kill, the effects of the tools are right for their effect class, and the provider accepts every request
+(T28).
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def test_killed_while_it_asks_a_person_about_a_tool_the_model_hears_what_they_sa
     assert mind.rest()["status"] == "waiting_approval", mind.world.log()
     assert decide(mind.world, granted) == "counted"
     accounts = mind.check(mind.rest())
-    # What was to be asked and the answer that wanted it are one commit.
+    # The request for the approval and the model's answer that led to it are one commit.
     assert accounts.lost_requests == int(moment == "half"), accounts
     (result,) = told_to_model(mind, "asked_once")
     assert len(mind.world.ledger.effects(ORDER)) == granted
@@ -282,7 +283,7 @@ def test_killed_over_a_continuation_it_goes_on_with_the_same_conversation(mind: 
 
 
 # -- another brain under the same run (T30) --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("dialect", ["sqlite"])  # what a run is held to does not depend on where its journal lies
+@pytest.mark.parametrize("dialect", ["sqlite"])  # the rules of a run do not depend on the store
 @pytest.mark.parametrize("change", ["prompt", "model", "schema"])
 def test_a_run_that_was_killed_waits_for_the_agent_that_it_began_with(mind: Mind, change: str) -> None:
     mind.script(*ordering())
@@ -294,7 +295,7 @@ def test_a_run_that_was_killed_waits_for_the_agent_that_it_began_with(mind: Mind
     check_effects(mind, "keyed")
 
 
-@pytest.mark.parametrize("dialect", ["sqlite"])  # what a run is held to does not depend on where its journal lies
+@pytest.mark.parametrize("dialect", ["sqlite"])  # the rules of a run do not depend on the store
 @pytest.mark.parametrize("change", ["prompt", "model", "schema"])
 def test_under_the_same_version_another_request_than_the_recorded_one_stops_the_run_and_says_so(mind: Mind, change: str) -> None:
     scenarios.check_another_request_than_the_recorded_one_stops_the_run(mind, change)

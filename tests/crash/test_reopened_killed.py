@@ -37,7 +37,7 @@ def reopen(world: World, **how: Any) -> str:
 
 
 def check_once(world: World, told: dict[str, Any], kind: str, reopened: int = 1) -> None:
-    """The run has ended well, and what it has done has happened once."""
+    """The run has succeeded, and each of its effects has happened once."""
     assert (told["status"], told["output"]) == ("succeeded", OUTPUT), told
     events = check_journal(world)
     assert sum(isinstance(event.body, RunReopened) for event in events) == reopened

@@ -1,4 +1,7 @@
-"""A process that may open no more files, or have no more memory, while it works: nothing is lost, nothing is done twice, and it says why."""
+"""A process that can open no more files or get no more memory while it works.
+
+Nothing is lost, no effect is doubled, and the process says why it stops.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ WITHOUT_FILES = re.compile("too many open files", re.IGNORECASE)
 
 @contextmanager
 def out_of_files(pid: int) -> Iterator[None]:
-    """What is open stays so; nothing else can be opened."""
+    """Open files stay open; no other file can be opened."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
     try:
@@ -54,7 +57,7 @@ def test_a_worker_that_cannot_open_its_database_again_keeps_its_result_until_it_
     """The connection is lost while a result is held: by an error of the disk, or because the server ends it."""
     assert world.run(scarce.start, runs={RUN: [1.0, ["paid", "sent"]]}, agent="thrifty") == 0
     report = world.report()
-    # A short lease: whoever renews it is the first to say what is wrong.
+    # A short lease: the thread that renews it is the first to report the problem.
     pid = world.start(scarce.serve, until=[RUN], report=report, settings={"lease_s": 2.0})
     world.ledger.wait_for(lambda lines: any(line["fact"] == "effect" for line in lines))
     with out_of_files(pid):
@@ -86,7 +89,7 @@ def test_a_worker_that_may_not_open_enough_files_to_begin_says_so_and_touches_no
 
 @pytest.mark.parametrize("spare_mb", [1, 46])
 def test_out_of_memory_between_effect_and_record_the_effect_is_recorded_or_in_doubt_and_never_repeated(world: World, spare_mb: int) -> None:
-    """The more memory is left, the further the result gets: it is encoded, stored, journaled."""
+    """With more memory, the result gets further: it is encoded, stored, recorded."""
     assert world.run(scarce.start, runs={RUN: []}, agent="lavish") == 0
     pid = world.start(scarce.serve, until=[RUN])
     world.ledger.wait_for(lambda lines: any(line["fact"] == "effect" for line in lines))
@@ -108,7 +111,7 @@ def test_out_of_memory_between_effect_and_record_the_effect_is_recorded_or_in_do
     if spare_mb == 1:
         assert told["output"] == ["not_encodable", "sent done"], f"{told}\n{world.log()}"
     else:
-        # Where it strikes depends on the machine. Its result is in the journal, or somebody is asked.
+        # The place of the failure depends on the machine. Either the result is in the journal, or a person is asked.
         recorded = "tool_call_completed" in [event.type for event in world.peek()[1]]
         assert recorded or told["status"] == "needs_attention", told
     check_journal(world)

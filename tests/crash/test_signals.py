@@ -1,4 +1,4 @@
-"""SIGTERM, SIGTERM twice, SIGINT between effect and record: through the real command line, in a real process."""
+"""SIGTERM, a second SIGTERM, and SIGINT between effect and record: with the real command line, in a real process."""
 
 from __future__ import annotations
 

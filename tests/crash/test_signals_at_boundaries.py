@@ -1,6 +1,6 @@
-"""SIGTERM at every boundary of a run, a second one while it is handed over, SIGINT between effect and record (T23, G13).
+"""SIGTERM at every boundary of a run, a second one during the release, SIGINT between effect and record (T23, G13).
 
-What comes of a drain is better than what comes of a crash: whatever has begun ends and is recorded, and nothing is ever in doubt.
+A drain does less harm than a crash: every attempt that has begun ends and is recorded, and no call is in doubt.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def test_told_twice_while_it_hands_the_run_over_it_ends_at_once_as_in_a_crash(wo
     world.journal.settle()  # its last commit may still be on its way to the server
     row, events = world.look()
     assert row is not None
-    # After the commit the process may be gone before it hears the second one; one that is slow to hear the first comes to a wait instead.
+    # After the commit the process may end before it gets the second signal. A process that handles the first signal
+    # late reaches a wait instead.
     assert code == -signal.SIGTERM or (code == 0 and (moment == "after" or row.status in ("waiting", "succeeded"))), world.log()
     assert len(world.ledger.effects(ORDER)) == 1
     if any(event.type == "tool_call_completed" and event.call == 2 for event in events):
@@ -75,7 +76,7 @@ def test_told_twice_while_it_hands_the_run_over_it_ends_at_once_as_in_a_crash(wo
 def test_interrupted_between_effect_and_record_the_effect_is_recorded_or_in_doubt_and_never_repeated(
     world: World, program: str, place: str, moment: str
 ) -> None:
-    """A worker drains; a script that catches nothing is ended by its KeyboardInterrupt, wherever that strikes."""
+    """A worker drains. A script without a handler ends by its KeyboardInterrupt, at any place."""
     if program == "worker":
         assert world.run(victims.start, runs={RUN: ["once", 0.02]}, agent="errand") == 0
         assert world.run(victims.serve, die=[place, moment, 1, "once", "SIGINT"]) == 0, world.log()

@@ -1,4 +1,4 @@
-"""kill -9 after every effect that costs money: a budget bounds what is spent, whoever dies (T33)."""
+"""kill -9 after every effect that costs money: a budget limits the cost, even if workers die (T33)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_killed_after_every_effect_the_effects_stay_within_the_budget_and_are_sh
         (row,) = store.costs("run")
         lost = store.reserved(RUN).usd_micros  # an attempt that is charged when it is made again
         assert row.usd_micros + lost == 50 * CENT, row
-    check_journal(world)  # and the ledger says what the journal says
+    check_journal(world)  # and the ledger agrees with the journal
 
 
 def _cents(world: World) -> int:

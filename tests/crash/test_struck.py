@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of anybody's code is a person's doing: the run is left as a crash would leave it, and nobody's error is recorded."""
+"""Ctrl-C in the middle of any code comes from a person: the run is left as after a crash, and no error is recorded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_signal_that_strikes_in_the_code_of_a_run_ends_the_process_and_is_nobo
     left, row = run(go_on())
     told = [event.type for event in left]
     assert not {"run_failed", "tool_call_failed", "approval_requested"}.intersection(told), told
-    # The loop may turn once more before the process ends: that the tool was cut off is known then.
+    # The loop may run once more before the process ends. Then it is known that the tool was cut off.
     assert {event.body.reason for event in left if isinstance(event.body, AttentionNeeded)} <= {"in_doubt"}
     if where == "tool":
         assert (row.status, row.attention) == ("needs_attention", "in_doubt"), row

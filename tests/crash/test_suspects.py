@@ -1,4 +1,7 @@
-"""Runs whose workers died again and again: the innocent go on at once, and the one that kills its workers is found by halving (T26, T34)."""
+"""Runs whose workers died repeatedly.
+
+Innocent runs continue at once, and halving finds the run that kills (T26, T34).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from perdure.core.events import AttentionNeeded
 
 RUNS = 20
 INNOCENT = 23
-LIMIT = 5  # poison_limit, as it is by default
+LIMIT = 5  # the default of poison_limit
 
 
 def test_runs_whose_worker_was_killed_twice_are_all_under_way_at_once_in_the_next_one(world: World) -> None:

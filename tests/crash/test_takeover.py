@@ -1,7 +1,7 @@
-"""Runs that change hands: dead workers, sleeping workers that wake up late, workers that share, clocks that disagree.
+"""Runs that change their worker: dead workers, workers that wake up late, workers that share, clocks that differ.
 
-A late write, a run that is held, a loop that is blocked and a run that kills its workers are in scenarios.py, which
-test_guards_can_fail.py runs with and without the guard that they rest on.
+Four more cases are in scenarios.py, because test_guards_can_fail.py runs them with and without their guard: a late
+write, a run that is held, a loop that is blocked and a run that kills its workers.
 """
 
 from __future__ import annotations
@@ -70,9 +70,11 @@ def test_all_twenty_runs_of_a_killed_worker_are_finished_by_another(world: World
 
 @pytest.mark.parametrize("shift_s", [-3600.0, 3600.0])
 def test_a_wall_clock_that_is_wrong_by_an_hour_harms_no_run(world: World, shift_s: float) -> None:
-    """On SQLite two workers whose clocks differ by an hour may take runs from each other; the guard keeps every effect single.
+    """On SQLite two workers whose clocks differ by an hour may take runs from each other.
 
-    On PostgreSQL leases are the database's affair, and nobody takes anything.
+    The guard prevents double effects.
+
+    On PostgreSQL the database judges leases, and no run is taken.
     """
     runs = {f"r{n}": [["work", f"a{n}", 0.02], ["work", f"b{n}", 0.02]] for n in range(6)}
     world.begin(**runs)

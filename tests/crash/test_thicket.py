@@ -1,4 +1,4 @@
-"""Eight branches, a race and a time-out, killed at a random call, for a hundred and forty seeds: each replays and finishes."""
+"""Eight branches, a race and a time-out, killed at a random call, with 140 seeds: each run replays and finishes."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def check_output(output: dict[str, Any], seed: int) -> None:
 
 
 def check_ledger(world: World, seed: int, state: RunState) -> None:
-    """Each call reached the world as its class allows, and whatever completed did reach it."""
+    """Each call reached the world as its effect class allows, and every completed call reached it."""
     run_id = f"seed-{seed}"
     lines = world.ledger.effects(run=run_id)
     effects = Counter(line["key"] for line in lines)
     paid = Counter(row[2] for row in world.paid() if row[1] == run_id)
     recorded = {call.key for call in state.calls.values()}
-    # A read begins before its intent is durable: of one that was killed then, nothing need be left.
+    # A read begins before its intent is durable: if it was killed then, the journal may have nothing about it.
     reads = {what for branch in range(BRANCHES) for name, what, _ in plan(seed, branch) if name == "glance"} | {"race.glance"}
     assert {line["what"] for line in lines if line["key"] not in recorded} <= reads
     for call in state.calls.values():
@@ -114,7 +114,7 @@ def check_ledger(world: World, seed: int, state: RunState) -> None:
 
 
 def check_replays(run_id: str, events: list[Event]) -> None:
-    """A fresh machine, fed with the finished journal, asks for exactly what is recorded (G7)."""
+    """A fresh machine with the completions of the finished journal asks for exactly the recorded calls (G7)."""
 
     def make(state: RunState) -> Machine:
         assert state.created is not None

@@ -1,4 +1,4 @@
-"""Two workers at once, over many runs and over a single one, and again and again one of them is killed."""
+"""Two workers at once, over many runs and over a single run; one of them is killed repeatedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each guard of waiting runs has a check that goes red without it, as in test_guards_can_fail.py."""
+"""Each guard of waiting runs has a check that fails without the guard, as in test_guards_can_fail.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.crash.waiting_mutations import WAITING_MUTATIONS
 from tests.crash.world import World
 from tests.crash.worlds import Worlds
 
-# The mutation, the check, and what the check says about a perdure without that guard.
+# The mutation, the check, and what the check says about perdure without that guard.
 GUARDS: dict[str, tuple[Callable[[World], None], str]] = {
     "any_answer_is_a_yes": (scenarios.check_a_rejected_call_starts_nothing, "without anybody's yes"),
     "a_start_does_not_look_at_the_expiry": (scenarios.check_an_approval_that_has_expired_starts_nothing, "without anybody's yes"),

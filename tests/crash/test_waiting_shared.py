@@ -1,4 +1,4 @@
-"""Many who share something: senders of signals, workers of a queue, a drain with everything pending."""
+"""Several users of one resource: senders of signals, workers of a queue, a drain while everything is pending."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ LIMIT = 3
 
 
 def test_signals_of_killed_senders_to_a_run_of_killed_workers_arrive_once_each_and_in_order(world: World) -> None:
-    """A sender that dies sends again what it does not know to have arrived, under the same key (T27: and nothing after the end)."""
+    """A sender that dies sends all signals again that may not have arrived, with the same keys (T27.
+
+    None after the end).
+    """
     total = SIGNALS * len(SENDERS)
     assert world.run(victims.start, runs={RUN: [total]}, agent="listener") == 0
     chance = random.Random(3)
@@ -64,7 +67,7 @@ def _next_death(chance: random.Random) -> list[Any]:
 
 
 def test_a_queue_that_four_workers_share_never_has_more_than_its_limit_under_way(world: World) -> None:
-    """Each run of the queue does one thing after the other; workers are killed in the middle of them."""
+    """Each run of the queue makes one call after the other; workers are killed in the middle of them."""
     runs = [f"q{place}" for place in range(24)]
     started = {run_id: [run_id, 0.02] for run_id in runs}
     assert world.run(victims.start, runs=started, agent="kin", queue="narrow") == 0
@@ -104,7 +107,10 @@ def _most_at_a_time(world: World) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_worker_that_is_told_to_stop_loses_nothing_of_what_is_pending(world: World, number: int) -> None:
-    """A child, an approval and a timer at the same time; stopped, what is left needs no process and goes on in the next one (G13)."""
+    """A child, an approval and a timer at the same time.
+
+    After the stop, the run needs no process, and another one continues (G13).
+    """
     assert world.run(victims.start, runs={RUN: [0.6]}, agent="household") == 0
     worker = world.start(victims.serve)
     world.ledger.wait_for(lambda lines: any(line["fact"] == "begun" for line in lines))
@@ -142,7 +148,7 @@ ENDINGS = [
 def test_a_cancel_with_everything_pending_is_carried_out_once_whoever_dies_over_it(world: World, place: str, moment: str) -> None:
     """The question is withdrawn, the child ends before it has begun anything, and the agent cleans up."""
     assert world.run(victims.start, runs={RUN: [60.0]}, agent="household") == 0
-    mine = {"queues": ["default"]}  # nobody serves the child for now
+    mine = {"queues": ["default"]}  # no worker serves the child for now
     waiting = world.start(victims.serve, **mine)
     world.wait_until(lambda: _status(world) == "waiting_approval", "it waits")
     _stop(world, waiting)
@@ -150,7 +156,7 @@ def test_a_cancel_with_everything_pending_is_carried_out_once_whoever_dies_over_
     assert world.run(victims.cancel, run_id=RUN) == 0
     if place == "decide":
         assert world.run(victims.serve, die=[place, moment, 1], **mine) == KILLED, world.log()
-    if _status(world, f"{RUN}/1") != "cancelling":  # whoever died may have told it before
+    if _status(world, f"{RUN}/1") != "cancelling":  # the dead process may have told it before
         cancelling = world.start(victims.serve, **mine)
         world.wait_until(lambda: _status(world, f"{RUN}/1") == "cancelling", "the child has been told")
         _stop(world, cancelling)

@@ -1,7 +1,7 @@
-"""The wall clock of a whole machine is set by an hour, forward or back, under live workers and between two of them.
+"""The wall clock of a whole machine is set by an hour, forward or back, while workers live and between two workers.
 
-Clocks decide when something is due and nothing else: no run is lost or driven twice, whoever lives keeps its lease, order is `seq`.
-On SQLite everything goes by the machine's clock; on PostgreSQL by that of its server, which is right all the time.
+Clocks only decide when something is due: no run is lost or driven twice, a live worker keeps its lease, and `seq`
+gives the order. On SQLite the machine's clock counts; on PostgreSQL the server's clock, which is right all the time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def clock(world: World) -> WallClock:
 
 @FORWARD_AND_BACK
 def test_set_under_two_workers_nobody_takes_a_run_from_the_one_that_lives(world: World, clock: WallClock, set_by_s: float) -> None:
-    # With the lease that is usual: for seconds after the jump everybody's last sign of life is an hour old.
+    # With the usual lease: for seconds after the jump, the last heartbeat of every worker is an hour old.
     world.begin(r=[["deed", "first", 0.8], ["deed", "second", 0.8]])
     holder = clock.start("victims:serve", until=["r"])
     world.ledger.wait_for(lambda lines: len(lines) == 1)
@@ -75,7 +75,8 @@ def test_set_between_two_workers_the_second_goes_on_where_the_first_was_killed(w
     report = world.report()
     assert clock.run("victims:serve", until=["r", "s"], report=report) == 0, world.log()
     told = world.told(report)
-    # The `once` call was under way: a doubt, whatever the time is. The other run goes on at once, also an hour before it was begun.
+    # The `once` call was under way: it is in doubt, whatever the clock says. The other run continues at once, even an
+    # hour before its start.
     assert told["r"]["status"] == "needs_attention", told
     assert told["s"]["output"] == ["other done", "last done"], told
     assert len(world.ledger.lines("begun", "r")) == 2
@@ -85,7 +86,10 @@ def test_set_between_two_workers_the_second_goes_on_where_the_first_was_killed(w
 
 @FORWARD_AND_BACK
 def test_set_while_runs_wait_timers_and_approvals_are_early_or_late_and_never_lost(world: World, clock: WallClock, set_by_s: float) -> None:
-    """Half an hour to wait: once the clock was set forward it is over, and until then `why` says what is waited for."""
+    """The wait takes half an hour.
+
+    When the clock was set forward, it is over; before that, `why` says what the run waits for.
+    """
     assert clock.run("victims:start", runs={"nap": [HOUR / 2]}, agent="sleeper") == 0
     assert clock.run("victims:start", runs={RUN: [1, HOUR / 2, 0.0]}, agent="council") == 0
     worker = clock.start("victims:serve")

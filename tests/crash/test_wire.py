@@ -1,6 +1,8 @@
-"""PostgreSQL's wire: a death before every single statement, statements that outlive their sender, a sleeper inside a transaction.
+"""The connection to PostgreSQL.
 
-What test_disk.py is for SQLite.
+A death before every statement, statements that outlive their sender, a stopped process.
+
+test_disk.py tests the same for SQLite.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.parametrize("dialect", ["postgres"], indirect=True)
 PARTS = ("keyed", "once_reconcile", "transaction") * 2
 # The servers of clients that are silent inside a transaction.
 INSIDE = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
-# What the store does to the runs of a dead worker.
+# The store does this to the runs of a dead worker.
 LOSE = "UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = 2, ready_at = 0, status = 'queued' WHERE run_id = 'r'"
 
 
@@ -42,7 +44,7 @@ def test_killed_before_any_single_statement_of_a_whole_run_the_run_ends_well(wor
         deaths += 1
         told = world.resume(kind=kind)
         assert told["status"] == "succeeded", (nth, told, world.log())
-        # The whole check at every fourth death: what it adds costs more than the crash.
+        # The complete check runs only at every fourth death, because it takes longer than the crash.
         if deaths % 4 == 0:
             check_succeeded(world, told, kind)
         else:
@@ -53,7 +55,10 @@ def test_killed_before_any_single_statement_of_a_whole_run_the_run_ends_well(wor
 
 
 def check_a_statement_that_outlives_its_sender(world: World, *, taken_first: bool) -> None:
-    """The result of `a` and the intent of `b` are with the server, which waits for the row; whoever has sent them is dead."""
+    """The server has the result of `a` and the intent of `b`, and waits for the row.
+
+    The process that sent them is dead.
+    """
     world.begin(r=[["work", "a", 3.0], ["work", "b", 0]])  # until `a` ends there is time to lock the row, also on a busy machine
     with psycopg.connect(world.journal.url, application_name="looking") as connection:
         dead = world.start(victims.drive, run_id="r", report=world.report(), die=["intent", "handed", 2, "work"])

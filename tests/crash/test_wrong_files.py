@@ -1,6 +1,7 @@
-"""Files that do not belong together any more: an old backup put back, the log of another journal, a file that was cut off.
+"""Files that do not belong together: an old backup was restored, the log of another journal, a file that was cut off.
 
-Nobody can know what a backup has forgotten. What can be known is: an effect with a key is not repeated, and what is damaged is refused or named.
+Nothing can restore the events that a backup does not have. But an effect with a key is not repeated, and damage is
+refused or named.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def half_done(worlds: Worlds) -> tuple[World, World]:
 
 
 def journal_of(folder: Path) -> dict[str, list[Event]] | None:
-    """What a process finds there that looks at everything; None when it is refused, or told that something is wrong."""
+    """What a process that reads everything finds there; None if it is refused, or if it gets an error."""
     try:
         with closing(open_store(f"sqlite:///{folder}/journal.db")) as store:
             if store.problems():
@@ -100,7 +101,7 @@ def test_a_file_that_was_cut_off_is_refused_or_named_and_a_log_that_was_cut_off_
     shutil.copytree(world.disk, logged, ignore=shutil.ignore_patterns("*-workers", "*-shm"))
     emptied = tmp_path / "emptied"
     shutil.copytree(logged, emptied)
-    whole = journal_of(emptied)  # whoever looked has emptied the log into the file
+    whole = journal_of(emptied)  # the reader has moved the log into the file
     assert whole is not None
     assert not (emptied / "journal.db-wal").exists()
     lengths: set[int] = set()
@@ -112,7 +113,7 @@ def test_a_file_that_was_cut_off_is_refused_or_named_and_a_log_that_was_cut_off_
             os.truncate(cut / name, size * part // 12 + part)
             found = journal_of(cut)
             if name == "journal.db":
-                assert found is None or found == whole or part == 0, (part, found)  # nothing left of it is a new file
+                assert found is None or found == whole or part == 0, (part, found)  # an empty file is a new journal
             else:
                 check_is_something_that_was_written(found, whole)
                 lengths.add(len((found or {}).get("r", [])))

@@ -1,4 +1,7 @@
-"""An agent with eight parallel branches of several calls each, a race and a time-out; what it does follows from its seed alone."""
+"""An agent with eight parallel branches of several calls each, a race and a time-out.
+
+Its seed alone decides what it does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agents that think: models of all three wire formats over the SDKs' own clients, with one tool for each effect class."""
+"""Agents with models of all three wire formats, with the clients of the SDKs; one tool for each effect class."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tests.crash.petitions import asked_brief, asked_keyed, asked_once
 from perdure import Agent, Budget, Call, Plan, ReAct, Retry, Run, Step, agent, ref, tool
 from perdure.models import Anthropic, Message, Model, OpenAI, Price, User
 
-PRICE = Price(input=3, output=15, cached=1, stored=4)  # in whole micro-dollars for each token, so that sums are exact
+# In integer micro-dollars for each token, so that sums are exact.
+PRICE = Price(input=3, output=15, cached=1, stored=4)
 LONG = "All that there is to know about it. " * 10  # long enough to be journaled once and referred to
 
 
 def overhear(call: Call, text: str) -> None:
-    """Somebody listens to the answer as it comes, and may be the last one to have heard it."""
+    """A listener of the streamed answer. It may be the last to have heard a piece."""
     fate.current().meet("stream", "before")
 
 
@@ -92,7 +93,7 @@ AGENTS: dict[str, Agent[..., Any]] = {
     found.name: found for found in (clerk, clerk_chat, clerk_responses, boss, judge, pinned, thrifty, asker, route, planner, careful, kin)
 }
 
-# -- what has become of them in another release (T30) -----------------------------------------------------------------------
+# -- the same tools in another release (T30) --------------------------------------------------------------------------
 
 
 @tool(effect="keyed", name="keyed")

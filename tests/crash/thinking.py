@@ -1,4 +1,4 @@
-"""What a victim that thinks does."""
+"""The program of a victim whose agent uses a model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def serve(folder: str, env: Mapping[str, str], settings: dict[str, Any] | None =
 
 
 def begin(folder: str, agent: str, args: Sequence[Any], run_id: str) -> None:
-    """Create a run; nobody drives it yet."""
+    """Create a run that no worker drives yet."""
     url, chosen = prepare(folder)
 
     async def main() -> None:
@@ -84,7 +84,7 @@ def begin(folder: str, agent: str, args: Sequence[Any], run_id: str) -> None:
 
 
 def say(folder: str, run_id: str, words: str, die: Sequence[Any] = ()) -> None:
-    """What a person says to a run that is under way; said twice, it counts once."""
+    """A signal of a person to a run under way; if it is sent twice, it counts once."""
     url, chosen = prepare(folder)
     if die:
         fate.seal(die)

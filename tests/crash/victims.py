@@ -1,4 +1,4 @@
-"""What a victim does: a real app in a process of its own, driven until the run ends, needs a person, or the process dies."""
+"""The program of a victim: a real app that drives a run until the run ends or needs a person, or the process dies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,17 @@ from perdure.store.sql import SqlStore
 AGENTS: dict[str, Agent[Any, Any]] = {
     found.name: found
     for found in (
-        *(chores.chores, chores.sleeper, chores.asker, chores.hasty, chores.racing, chores.fickle, errands.errand, errands.mishap),
+        *(
+            chores.chores,
+            chores.sleeper,
+            chores.asker,
+            chores.hasty,
+            chores.racing,
+            chores.fickle,
+            errands.branch,
+            errands.errand,
+            errands.mishap,
+        ),
         *(petitions.petition, petitions.vigil, petitions.forum, petitions.council),
         *(late.orderer, late.holder),
         *(clans.clan, clans.kin, clans.spender, clans.purse, clans.heir, clans.household, clans.listener),
@@ -51,7 +61,7 @@ def prepare(folder: str, settings: dict[str, Any] | None = None) -> tuple[str, S
 
 
 def acknowledge(run_id: str, events: Sequence[Event]) -> None:
-    """Keep a list of what the store has called durable, out of its reach."""
+    """Keep a list of the events that the store has acknowledged, in a place that the store does not use."""
     path = f"{os.environ[ledger.VARIABLE]}.acknowledged"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(descriptor, "".join(f"{run_id} {event.event_id}\n" for event in events).encode())
@@ -59,7 +69,7 @@ def acknowledge(run_id: str, events: Sequence[Event]) -> None:
 
 
 def tell(report: str, **facts: Any) -> None:
-    """Leave word for the test, whole or not at all."""
+    """Write a message for the test, completely or not at all."""
     Path(f"{report}.new").write_text(json.dumps(facts))
     os.replace(f"{report}.new", report)
 
@@ -114,7 +124,7 @@ def resolve(folder: str, run_id: str, call: int, **how: Any) -> None:
 
 
 class Shifted(Clock):
-    """A wall clock that is wrong by so many seconds, from the moment on that a file exists."""
+    """A wall clock that is wrong by this many seconds, from the moment at which a file exists."""
 
     def __init__(self, seconds: float, since: str | None = None) -> None:
         super().__init__()
@@ -127,7 +137,7 @@ class Shifted(Clock):
 
 
 def start(folder: str, runs: dict[str, list[Any]], agent: str = "chores", queue: str | None = None) -> None:
-    """Create runs; nobody drives them yet."""
+    """Create runs that no worker drives yet."""
     url, chosen = prepare(folder)
 
     async def main() -> None:
@@ -193,7 +203,7 @@ def read_slowly(seconds: float) -> None:
 
 
 def cancel(folder: str, run_id: str) -> None:
-    """What a person does who has changed their mind."""
+    """A person cancels the run."""
     url, chosen = prepare(folder)
 
     async def main() -> None:
@@ -209,7 +219,7 @@ async def _watch(app: Perdure, until: Sequence[str], stop: asyncio.Event) -> Non
         try:
             rows = [app.store.get(run_id) for run_id in until]
         except StoreUnavailable:
-            rows = [None]  # whoever works here waits for it too
+            rows = [None]  # the worker in this process waits for it too
         if all(row is not None and row.status in (*FINISHED, "needs_attention") for row in rows):
             break
         await asyncio.sleep(0.01)

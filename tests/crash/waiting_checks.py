@@ -1,4 +1,4 @@
-"""What must hold about runs that wait: their approvals, their children, what they have used (G6, G8, G9, G14)."""
+"""What must hold for runs that wait: their approvals, their children, their costs (G6, G8, G9, G14)."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def check_effects_of(world: World, kind: str, run_id: str = RUN) -> None:
 
 
 def check_not_begun(world: World, run_id: str = RUN) -> None:
-    """Nobody has said yes, and so nothing of the call has reached the world."""
+    """No person has approved, so nothing of the call has reached the world."""
     assert not world.ledger.lines("begun", run_id), "it began without anybody's yes"
     assert not world.ledger.effects(ORDER, run_id)
     assert not world.paid()
 
 
 def check_waits(world: World, run_id: str = RUN, status: str = "waiting_approval") -> None:
-    """Nobody holds the run, and it says what it waits for (G6)."""
+    """The run is not held, and it says what it waits for (G6)."""
     row, _ = world.peek(run_id)
     assert row is not None
     assert (row.status, row.holder) == (status, None), row
@@ -108,7 +108,10 @@ def check_family(world: World, run_id: str, children: int) -> None:
 
 
 def check_budget(world: World, run_id: str) -> Amounts:
-    """The ledger says what the journals of the run and all its children come to: counted once. What they have spent."""
+    """The ledger equals the sum over the journals of the run and all its children, counted once.
+
+    Returns the spent amount.
+    """
     total = Amounts()
     with world.journal.reading() as store:
         (ledger,) = store.ledgers(run_id)

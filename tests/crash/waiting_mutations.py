@@ -1,4 +1,4 @@
-"""Perdure without one of the guards of waiting runs, in a victim's own process."""
+"""perdure without one of the guards of waiting runs, in a victim's own process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def _without(*guards: str) -> None:
 
 
 def _without_trigger() -> None:
-    """The database itself refuses to change what is settled: a guard below the guards, which would hide that they are gone."""
+    """The database itself refuses to change settled rows.
+
+    This second guard would hide that the other guards are missing.
+    """
     real = SqlStore.__init__
 
     def init(self: Any, *args: Any) -> None:
@@ -38,7 +41,7 @@ def _without_trigger() -> None:
 
 def any_answer_is_a_yes() -> None:
     _without_trigger()
-    _without("status = 'approved'", "digest = :digest")  # what was rejected has no digest of what was approved
+    _without("status = 'approved'", "digest = :digest")  # a rejected approval has no digest of an approved input
 
 
 def a_start_does_not_look_at_the_expiry() -> None:
@@ -86,7 +89,7 @@ def a_park_ignores_the_inbox() -> None:
 
 
 def _afterwards(work: list[Callable[[Any], None]]) -> None:
-    """Do in a commit of its own what belongs into the commit of the append."""
+    """Do in a separate commit what belongs into the commit of the append."""
     for owner in (SqlStore, PostgresStore):  # each has its own
 
         def append(self: Any, batch: Sequence[Append], real: Any = owner.append) -> list[Appended]:

@@ -1,4 +1,4 @@
-"""Crashes of runs that wait, with everything that must hold after them: the tests call them, and so do the tests of the guards."""
+"""Crashes of waiting runs, and everything that must hold afterwards. Tests and tests of the guards call them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from perdure.core.identity import approval_id
 
 APPROVAL = approval_id("default", RUN, CALL)
 QUESTION = approval_id("default", RUN, 1)
-LATER = [BRIEF_S + 1]  # a clock that stands after the expiry of what is asked in brief
+LATER = [BRIEF_S + 1]  # a time after the expiry of the short approvals
 
 
 def say(world: World, granted: bool = True, approval: str = APPROVAL, **more: Any) -> str:
-    """What became of somebody's yes or no."""
+    """The result of a person's vote."""
     report = world.report()
     assert world.run(people.decide, report=report, approval=approval, granted=granted, **more) == 0, world.log()
     return str(world.told(report)["answer"])
@@ -59,7 +59,7 @@ def check_an_approval_that_has_expired_starts_nothing(world: World) -> None:
 
 
 def check_a_worker_ends_what_was_granted_and_has_expired(world: World) -> None:
-    """A yes that came to nothing is nobody's trouble: the agent hears that its time is over, and goes on."""
+    """An approval that expired after the grant blocks nothing: the agent learns that it expired, and goes on."""
     _brief_and_granted(world)
     told = world.rest("petition", "brief", clock=LATER)
     assert told["output"] == {**OUTPUT, "receipt": "not approved: expired"}, told
@@ -73,7 +73,10 @@ def _brief_and_granted(world: World) -> None:
 
 
 def check_other_arguments_than_the_approved_ones_start_nothing(world: World) -> None:
-    """The worker is about to start something else than what was approved; the commit that starts the call compares."""
+    """The worker is about to start another call than the approved one.
+
+    The commit that starts the call compares the two.
+    """
     assert world.rest("petition", "once")["status"] == "waiting_approval"
     assert say(world) == "counted"
     _drive_carelessly(world, "once", "arguments")
@@ -104,7 +107,10 @@ def _drive_carelessly(world: World, kind: str, careless: str, **more: Any) -> No
 
 
 def check_one_of_two_deciders_wins(world: World, rounds: int = 25, held: bool = False) -> None:
-    """Yes and no to the same question at the same instant, again and again: one counts, the other one is told that it does not (T17)."""
+    """An approval and a rejection of the same request at the same moment, many times.
+
+    The first counts, and the second is refused (T17).
+    """
     report, worker = world.report(), 0
     if held:
         args = {"report": report, "agent": "forum", "args": [rounds, True], "run_id": RUN}
@@ -143,7 +149,7 @@ def _rivals(world: World, approvals: list[str]) -> tuple[list[str], list[str]]:
 
 # -- children, budgets, signals -----------------------------------------------------------------------------------------------
 def check_a_parent_hears_of_a_child_whose_worker_died_with_it(world: World) -> None:
-    """The child's last commit is durable, and nobody who knows of it lives: its parent goes on all the same."""
+    """The child's last commit is durable, and every process that knows of it is dead. The parent still goes on."""
     world.rest("clan", 1, 0, die=["child end", "kept", 1])
     told = world.rest("clan", 1, 0)
     assert told["status"] == "succeeded", f"the parent was not told: {told}"
@@ -152,11 +158,11 @@ def check_a_parent_hears_of_a_child_whose_worker_died_with_it(world: World) -> N
 
 
 def check_what_a_dead_worker_has_begun_is_charged(world: World) -> None:
-    """The intent is durable, and so is what it takes out of the purse: three calls, whoever makes them."""
+    """The intent is durable, and so is its charge to the budget: three calls, whichever worker makes them."""
     world.rest("purse", 9, die=["intent", "kept", 1, "toil"])
     told = world.rest("purse", 9)
     assert check_budget(world, RUN).calls == 3
-    assert told["output"] == 2, told  # the call that was cut off was made again, and that was paid for
+    assert told["output"] == 2, told  # the call that was cut off was made again, and was charged again
 
 
 def check_a_signal_that_is_sent_again_counts_once(world: World) -> None:

@@ -1,4 +1,4 @@
-"""A folder with a ledger, a journal, the victims that live there, and a look at what they have left behind."""
+"""A folder with a ledger, a journal and victims, and functions that look at what the victims have left behind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ class World:
         return pid
 
     def wait(self, pid: int, within_s: float = 60.0, *, settled: bool = True) -> int:
-        """How it ended; the test fails when it does not. If nobody else lives here, what it had sent last is done by then, or undone."""
+        """How the process ended; the test fails if it does not end.
+
+        If no other process lives, its last statements are settled.
+        """
         code = self._nursery.wait(pid, within_s)
         if code is None:
             os.kill(pid, signal.SIGKILL)
@@ -67,7 +70,7 @@ class World:
         return code
 
     def freeze(self, pid: int) -> None:
-        """SIGSTOP, at a moment when nobody is inside a transaction: one that sleeps there holds up others."""
+        """SIGSTOP, while no process is inside a transaction: a process that sleeps there would block others."""
         for _ in range(100):
             os.kill(pid, signal.SIGSTOP)
             # On a busy machine the signal has been sent long before the last thread stands still.
@@ -82,7 +85,7 @@ class World:
         return self.wait(self.start(victim, **args))
 
     def kill_at(self, place: str, moment: str, nth: int = 1, *, kind: str, run_id: str = RUN, **settings: Any) -> None:
-        """Drive the errand until its process dies there. A place that it never comes to is a mistake in the test."""
+        """Drive the run until its process dies at this place. If it never reaches the place, the test is wrong."""
         report = self.report()
         code = self.run(
             victims.errand, report=report, run_id=run_id, kind=kind, die=[place, moment, nth], settings=settings, nap_s=self.nap_s
@@ -90,14 +93,14 @@ class World:
         assert code == KILLED, f"{kind} did not die {moment} {place}: code {code}\n{self.log()}"
 
     def resume(self, *, kind: str, run_id: str = RUN, **settings: Any) -> dict[str, Any]:
-        """A new process drives the errand until it ends or needs a person; what it has to say about it."""
+        """A new process drives the run until it ends or needs a person. Returns its report."""
         report = self.report()
         code = self.run(victims.errand, report=report, run_id=run_id, kind=kind, settings=settings, nap_s=self.nap_s)
         assert code == 0, f"code {code}\n{self.log()}"
         return self.told(report)
 
     def rest(self, agent: str, *args: Any, run_id: str = RUN, die: Sequence[Any] = (), **more: Any) -> dict[str, Any]:
-        """A new process starts the run, or finds it started, and drives it until it rests; or dies where it is told to."""
+        """A new process starts the run, or finds it, and drives it until it rests; or dies at the given place."""
         report = self.report()
         code = self.run(victims.rest, report=report, agent=agent, args=list(args), run_id=run_id, die=list(die), **more)
         assert code == (KILLED if die else 0), f"{agent} with fate {die}: code {code}\n{self.log()}"
@@ -108,11 +111,11 @@ class World:
         Path(f"{self.ledger.path}.go").touch()
 
     def begin(self, **runs: list[Any]) -> None:
-        """Create runs of `chores` that nobody drives yet."""
+        """Create runs of `chores` that no worker drives yet."""
         assert self.run(victims.start, runs=runs) == 0, self.log()
 
     def finish(self, *runs: str, **settings: Any) -> dict[str, Any]:
-        """A new worker serves until these runs have ended or need a person; what became of each."""
+        """A new worker serves until these runs have ended or need a person. Returns the outcome of each."""
         report = self.report()
         assert self.run(victims.serve, until=runs, settings=settings, report=report) == 0, self.log()
         return self.told(report)
@@ -132,18 +135,21 @@ class World:
 
     # -- looking ------------------------------------------------------------------------------------------------------
     def copy(self) -> World:
-        """The same world once more, as it is now: what is done there does not touch this one. Nobody may be writing."""
+        """A copy of this world as it is now: changes there do not affect this one. No process may be writing."""
         self._copies.append(self.twin())
         return self._copies[-1]
 
     def twin(self) -> World:
-        """A copy that whoever asked for it has to close."""
+        """A copy that the caller has to close."""
         folder = self.folder.with_name(f"{self.folder.name}-{time.monotonic_ns()}")
-        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("*.bell"))  # nobody can copy a pipe
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("*.bell"))  # a pipe cannot be copied
         return World(folder, self._nursery, self.journal.copy(folder), self.mutation)
 
     def look(self, run_id: str = RUN) -> tuple[RunRow | None, list[Event]]:
-        """The run's row and journal. On SQLite read from a copy, so that looking repairs nothing: nobody may be writing."""
+        """The run's row and journal. On SQLite it reads a copy, so that reading repairs nothing.
+
+        No process may be writing.
+        """
         if not self.journal.is_there():
             return None, []
         if self.dialect != "sqlite":
@@ -164,7 +170,7 @@ class World:
         return self.journal.paid()
 
     def acknowledged(self, run_id: str = RUN) -> set[str]:
-        """The ids of the events that some process was told are durable."""
+        """The ids of the events that were acknowledged to a process as durable."""
         path = self.folder / "ledger.acknowledged"
         lines = path.read_text().splitlines() if path.exists() else []
         return {event_id for found, _, event_id in (line.partition(" ") for line in lines) if found == run_id}

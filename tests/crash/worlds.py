@@ -1,4 +1,4 @@
-"""Worlds on one store, made and taken away again."""
+"""Creates worlds on one store, and deletes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Worlds:
         return Worlds(folder, self._nursery, self._databases)
 
     def new(self, mutation: str = "", *, empty: bool = False) -> World:
-        """With `empty` nobody has made the schema yet; on SQLite nobody ever has."""
+        """With `empty` the schema does not exist yet; on SQLite it never exists at first."""
         folder = self._folder / f"world-{next(self._numbers)}"
         folder.mkdir()
         self._made.append(World(folder, self._nursery, self._journal(folder, empty), mutation))

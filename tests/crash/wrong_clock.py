@@ -1,4 +1,7 @@
-"""Processes whose wall clock is wrong, and is set while they live: not by a clock of ours, but by what libc says to everybody in there."""
+"""Processes whose wall clock is wrong, or is set while they live.
+
+libc itself gives the wrong time to the whole process.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class WallClock:
         self.set(wrong_s)
 
     def set(self, wrong_s: float) -> None:
-        with open(self.path, "r+b") as file:  # in place: whoever follows has the file mapped
+        with open(self.path, "r+b") as file:  # in place: other processes have mapped the file
             file.write(struct.pack("q", round(wrong_s * 1e6)))
 
     def start(self, victim: str, **args: Any) -> int:

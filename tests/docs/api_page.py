@@ -31,7 +31,7 @@ class Group(NamedTuple):
     example: str = ""
 
 
-# What the page has beside `perdure.__all__`: what methods return, and what other modules offer to users.
+# The names on the page in addition to `perdure.__all__`: what methods return, and what other modules offer to users.
 EXTRA: Mapping[str, Public] = {
     "Deed": undo.Deed,
     "CallPath": diff.CallPath,
@@ -168,7 +168,7 @@ if __name__ == "__main__":
     Group(
         "What they return",
         "Records of the app's methods. Times named `…_at` and `ts` are microseconds since 1970, in UTC.",
-        "RunInfo RunningCall FailureInfo RunStatus Event RunState CallState ApprovalRow CostRow UndoPlan Reopened ReopenedCall Deed "
+        "RunInfo RunningCall FailureInfo RunStatus Event RunState CallState ApprovalRow CostRow UndoPlan Reopened ReopenedCall LiveFork Deed "
         "Fork Diff CallPath DiffCall DiffLine Inspection InspectedTask InspectedFrame Variable Awaited RaisedError",
     ),
     Group(

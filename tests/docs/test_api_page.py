@@ -1,4 +1,4 @@
-"""docs/api.md has every public name, as it is."""
+"""docs/api.md has every public name, with its current signature and docstring."""
 
 from __future__ import annotations
 

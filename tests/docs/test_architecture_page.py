@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names files. Each of them is there, and no folder of the package is missing from the page."""
+"""ARCHITECTURE.md names files. Each of these files exists, and the page names every folder of the package."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the documents show is what the program does: every Python block runs, every command and every name in them exists.
+"""The documents are true: every Python block runs, and every command and every name in them exists.
 
-The Python blocks of a page make one program, in order, as a reader would paste them. A block right below `<!-- alone -->` is a
-program of its own.
+The Python blocks of a page make one program, in order, as a reader would paste them. A block right below `<!-- alone
+-->` is a separate program.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def clean_env() -> dict[str, str]:
 
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A process in an empty folder, with nothing of the caller's settings; what the pages show as a program gets a real interpreter."""
+    """A process in an empty folder without the caller's settings. Programs of the pages get a real interpreter."""
     start = forked.run if arguments[0] == "-m" else subprocess.run
     return start([sys.executable, *arguments], cwd=folder, env=clean_env(), capture_output=True, text=True, timeout=60, check=False)
 
@@ -421,7 +421,7 @@ def test_the_research_never_spends_more_than_its_budget_and_the_calls_in_flight(
 
 
 def without_keys(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """With a script for the model, whoever runs the tests."""
+    """Uses a scripted model, so that no test needs a key."""
     env = {name: value for name, value in clean_env().items() if name not in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")}
     return forked.run(
         [sys.executable, "-m", "perdure", *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False

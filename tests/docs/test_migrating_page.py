@@ -1,4 +1,4 @@
-"""docs/migrating.md names new places. Each of them is there."""
+"""docs/migrating.md names new places. Each of these places exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "migrating.md").read_text
 
 
 def new_places(page: str) -> list[str]:
-    """The modules in the second column of the tables; `.name` lies beside the one before it."""
+    """The modules in the second column of the tables; `.name` is in the same package as the module before it."""
     found: list[str] = []
     for cell in re.findall(r"^\| `perdure[^|]*\| ([^|]+) \|$", page, re.M):
         for name in re.findall(r"`(perdure\.[\w.]+|\.\w+)`", cell):

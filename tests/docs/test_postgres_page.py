@@ -1,4 +1,4 @@
-"""What docs/postgres.md shows of the database is what a real server says."""
+"""docs/postgres.md is true about the database: a real server gives the same answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "postgres.md").read_text()
 
 
 def perdure(folder: Path, *arguments: str, code: int = 0) -> str:
-    """What it says, on stdout and stderr."""
+    """The output on stdout and stderr."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")} | {"PYTHONPATH": str(ROOT / "src")}
     ran = forked.run(
         [sys.executable, "-m", "perdure", *arguments], cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False

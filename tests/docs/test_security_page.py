@@ -1,6 +1,7 @@
 """The grants of docs/security.md on a real server: each role can do its work with the real program, and nothing else.
 
-The statements are taken from the page. A statement of perdure that comes to need another right makes a test here red: grant it on the page.
+The statements are taken from the page. If a statement of perdure needs a new right, a test here fails: then add the
+grant to the page.
 """
 
 from __future__ import annotations
@@ -213,7 +214,7 @@ def test_a_decider_reaches_a_run_that_a_worker_holds_and_one_whose_worker_died_w
 
 
 def escalate(url: str, approval: str) -> None:
-    """What another worker does when nobody has decided in time: others are asked, who are to hear of it."""
+    """What another worker does if no decision came in time: other people are asked, and get a notice."""
     store = open_store(url)
     try:
         asked = store.approval(approval)
@@ -331,7 +332,7 @@ def test_doctor_asks_for_the_rights_that_the_page_grants(desk: Desk) -> None:
 
 
 def locked() -> set[tuple[str, str, str]]:
-    """Rows that are locked and never changed take the right to change one of their columns."""
+    """To lock rows, a role needs the right to change one of their columns, even if it never changes them."""
     return {("perdure_blobs", "UPDATE", "digest"), ("perdure_locks", "UPDATE", "key")}
 
 
@@ -358,7 +359,7 @@ def columns(assignments: str) -> list[str]:
 
 
 def granted(desk: Desk, role: str) -> set[tuple[str, str, str]]:
-    """What was granted to the role itself on tables and views: (table, privilege, column)."""
+    """The grants to the role itself on tables and views: (table, privilege, column)."""
     with psycopg.connect(desk.url) as owner:
         tables = owner.execute(
             "SELECT c.relname, a.privilege_type, '' FROM pg_class AS c, aclexplode(c.relacl) AS a WHERE a.grantee = %s::regrole", (role,)

@@ -1,6 +1,8 @@
-"""examples/service for real: uvicorn in a process, workers in others, people with tokens, and a worker that is killed.
+"""examples/service, really executed.
 
-The same life of a run on the async program and on the sync one, on SQLite and on PostgreSQL.
+Uvicorn in one process, workers in others, people with tokens, and a killed worker.
+
+The same run on the async program and on the sync program, on SQLite and on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -156,7 +158,7 @@ def service(request: pytest.FixtureRequest, tmp_path: Path, url: str) -> Iterato
 def test_a_run_is_started_followed_steered_and_approved_and_ends_once_although_its_worker_is_killed(service):
     first_worker = service.worker(payment_s=600)  # pays, and does not come back from it
 
-    # Start. The same request again is the same run; another one under its id is refused.
+    # Start. The same request again returns the same run; another request with the same id is refused.
     started = service.post("ann", "/runs", prompt="Order o-81 arrived broken.", id="case-1")
     assert (started.status_code, started.headers["location"]) == (202, "/runs/case-1")
     assert service.post("ann", "/runs", prompt="Order o-81 arrived broken.", id="case-1").json()["id"] == "case-1"
@@ -197,7 +199,8 @@ def test_a_run_is_started_followed_steered_and_approved_and_ends_once_although_i
     approved = service.post("bob", f"{door}/approve", digest=asked["digest"], note="fine")
     assert (approved.status_code, approved.json()["agreed"]) == (200, ["bob"])
 
-    # Connect again where the stream was left. The worker is killed inside the payment, and another one takes over.
+    # Connect again at the last event of the stream. The worker is killed inside the payment, and another worker takes
+    # over.
     with service.events("ann", "case-1", after=seen[-1].id) as frames:
         seen += read_until(frames, type="tool_call_initiated", tool="pay_back")
         until(service.payments.exists)
@@ -300,7 +303,7 @@ def test_a_read_ends_when_its_client_has_gone(where, tmp_path):
 @pytest.mark.full
 def test_the_probes_say_whether_the_web_process_and_the_worker_are_well(service):
     assert service.health("web") == 0
-    assert service.health("worker") == 1  # there is none
+    assert service.health("worker") == 1  # there is no worker
     worker = service.worker()
     until(lambda: service.health("worker") == 0)
     assert service.health("worker", "--live") == 0

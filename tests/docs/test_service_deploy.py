@@ -1,4 +1,7 @@
-"""The files that deploy examples/service: they parse, agree with each other, and name only what exists."""
+"""The files that deploy examples/service.
+
+They can be parsed, agree with each other, and name only things that exist.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ SERVICE = ROOT / "examples" / "service"
 MANIFESTS = sorted((SERVICE / "kubernetes").glob("*.yaml"))
 UNITS = sorted((SERVICE / "systemd").glob("*.service"))
 DOCKERFILE = (SERVICE / "Dockerfile").read_text()
-# What a worker needs after its drain time-out: tools get cancel_grace_s to stop, and the releases are committed (docs/operating.md).
+# The time that a worker needs after its drain time-out: tools get cancel_grace_s to stop, and the releases are
+# committed (docs/operating.md).
 AFTER_DRAIN_S = Settings().cancel_grace_s + 10
 
 

@@ -1,7 +1,7 @@
-"""Verbs that are killed: a small server that forks a process for each, so that hundreds of deaths cost seconds.
+"""Verbs that are killed: a small server forks a process for each verb, so that hundreds of kills take only seconds.
 
-`python -m tests.e2e.mortal` reads lines of JSON: the arguments of `perdure`, and when to die: before, inside or after its n-th
-transaction. Inside: everything was written, and nothing is committed.
+`python -m tests.e2e.mortal` reads lines of JSON: the arguments of `perdure`, and when to die: before, inside or after
+the nth transaction. Inside means: everything was written, and nothing is committed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Mortals:
-    """One verb at a time, each in a process of its own."""
+    """One verb at a time, each in a separate process."""
 
     def __init__(self) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "PG"))}
@@ -62,7 +62,8 @@ def _serve() -> None:
         if pid == 0:
             os.dup2(out_end, 1)
             os.dup2(err_end, 2)
-            sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))  # the old ones know other files
+            # The old streams belong to other files.
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
             _be_mortal(args, dies, constants)
         os.close(out_end)
         os.close(err_end)

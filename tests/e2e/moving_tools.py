@@ -1,4 +1,4 @@
-"""A journal with runs of every kind, made by real agents; and what they have done to the world, in a file of its own."""
+"""A journal with runs of every kind, made by real agents; and a separate file with the effects of these agents."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def plant(url: str, world: World, copies: int = 1) -> None:
 
 
 async def finish(url: str, world: World, copies: int = 1) -> dict[str, Any]:
-    """Give every run what it waits for; what becomes of those that succeed."""
+    """Give every run what it waits for. Returns the results of the runs that succeed."""
     agents = world.agents()
     async with Perdure(url, agents, settings=SETTINGS) as app:
         stop = asyncio.Event()

@@ -1,4 +1,7 @@
-"""The verbs that act, as a person or a script uses them: real processes, real signals, a ledger of effects beside the journal."""
+"""The verbs that act, as a person or a script uses them.
+
+Real processes, real signals, and a separate ledger of effects.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,10 @@ class Shop:
         return [sys.executable, "-m", "perdure", *args]
 
     def refusal(self, *args: str, code: int = 2, **kwargs: Path) -> str:
-        """The one line that the program leaves with, on stderr; nothing may be on stdout. Before it, `resume` says what it does."""
+        """The last line on stderr, with which the program ends; stdout must be empty.
+
+        Before it, `resume` says what it does.
+        """
         done = self(*args, code=code, **kwargs)  # type: ignore[arg-type]
         assert done.stdout == ""
         lines = [line for line in done.stderr.splitlines() if not line.startswith("perdure: resuming run ")]
@@ -139,7 +145,7 @@ class Shop:
         return lines[0]
 
     def has_journal(self) -> bool:
-        """The file is there a moment before what is in it: a reader in between is told that it is nobody's journal."""
+        """The file exists a moment before its content: a reader in between learns that it is no journal."""
         if not (self.folder / "perdure.db").exists():
             return False
         seen = forked.run(
@@ -184,7 +190,7 @@ class Shop:
             store.close()
 
     def in_doubt(self, run_id: str) -> None:
-        """Leave a run behind whose worker was killed inside call 1."""
+        """Leave a run whose worker was killed inside call 1."""
         self.put("kill")
         self("run", "shop.py:shop", "--id", run_id, code=-signal.SIGKILL)
         assert self.ledger == ["charge 5"]
@@ -461,7 +467,7 @@ def test_one_signal_drains_hands_the_run_over_and_says_how_to_resume(shop, numbe
     until(lambda: shop.ledger)
     driver.send_signal(number)
     time.sleep(0.3)
-    assert driver.poll() is None  # the call is in flight, and a drain lets it end
+    assert driver.poll() is None  # the call is under way, and a drain lets it end
     shop.take("hold")
     stdout, stderr = driver.communicate(timeout=60)
     assert (driver.returncode, stdout) == (3, "")

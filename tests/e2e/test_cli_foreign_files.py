@@ -1,4 +1,4 @@
-"""Databases that are not ours, or not this user's: refused in one line, and left as they were to the last byte."""
+"""Databases that are no journals, or belong to another user: refused in one line, and not changed by one byte."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 def foreign(desk: Desk, *, application_id: int = 0, mode: str = "delete") -> None:
-    """Somebody else's database under the name that ours has by default."""
+    """The database of another program, with the default name of ours."""
     other = apsw.Connection(str(desk.folder / "perdure.db"))
     other.pragma("journal_mode", mode)
     other.execute("CREATE TABLE orders (id); INSERT INTO orders VALUES (7)")
@@ -52,7 +52,7 @@ def foreign(desk: Desk, *, application_id: int = 0, mode: str = "delete") -> Non
 
 
 def abandoned(desk: Desk) -> None:
-    """The same, left by a program that was killed: what it has written last is in its log alone."""
+    """The same, left by a program that was killed: its last writes are only in its log."""
     code = (
         "import apsw, os\n"
         "other = apsw.Connection('perdure.db')\n"

@@ -1,4 +1,7 @@
-"""A journal that other people write to must not choose which code runs here: each test does what an attacker would do."""
+"""A journal that other people write to must not choose which code runs here.
+
+Each test does what an attacker would do.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ VERBS = [
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    """A journal with a run that is queued and one that is over, and beside them a script."""
+    """A journal with a queued run and a finished run, and a script in the same folder."""
     desk = Desk(tmp_path)
     desk("run", "shop.py:shop", "order=o-1", "--id", "r", "--detach")
     desk("run", "shop.py:shop", "order=o-2", "--id", "done")
@@ -98,7 +101,7 @@ def test_whoever_names_the_target_is_believed_whatever_the_row_says(desk: Desk) 
     assert not ran(desk)
 
 
-# -- a journal that somebody else has made as a whole ------------------------------------------------------------------------------
+# -- a journal that another user has made completely -----------------------------------------------------------------
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
 def test_a_script_that_holds_no_agent_is_not_run_even_if_the_chain_names_it(desk: Desk, verb: tuple[str, ...]) -> None:
     forged(desk, verb[1], f"{desk.folder}/script.py:main")
@@ -118,7 +121,7 @@ def test_a_plan_whose_tools_are_said_to_be_in_a_script_is_not_loaded(desk: Desk)
 # -- what other users of the machine can write to ---------------------------------------------------------------------------------
 @pytest.fixture
 def shared() -> Iterator[Desk]:
-    """A folder that everybody can write to, with an agent that imports the module beside it."""
+    """A folder that all users can write to, with an agent that imports another module of this folder."""
     folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users
     folder.chmod(0o777)
     desk = Desk(folder)
@@ -132,7 +135,7 @@ def shared() -> Iterator[Desk]:
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757])
 def test_a_module_planted_beside_the_agent_does_not_run(shared: Desk, mode: int) -> None:
-    """Sticky or not: anybody can add a file to the folder, which goes on sys.path."""
+    """Sticky or not: any user can add a file to the folder, and the folder is put on sys.path."""
     shared.folder.chmod(mode)
     (shared.folder / "helper.py").write_text("from pathlib import Path\nPath(__file__).with_name('planted').touch()\n")
     if os.geteuid() == 0:
@@ -161,7 +164,7 @@ def test_in_a_folder_of_ones_own_the_recorded_code_is_loaded_as_before(shared: D
 # -- PostgreSQL --------------------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def worker_role(postgres: Server, postgres_url: str) -> Iterator[str]:
-    """The URL for somebody with the rights that a worker had in earlier releases: all columns of a run's row."""
+    """The URL for a user with the rights that a worker had in earlier releases: all columns of a run's row."""
     postgres.execute("CREATE ROLE mallory LOGIN")
     try:
         yield postgres_url.replace("app@", "mallory@")

@@ -127,7 +127,7 @@ def test_a_waiting_run_shows_its_line_its_variables_and_what_it_waits_for(waitin
     assert "hostile = <Hostile>" in page
     assert "\\x1b[2J\\u202e" in page
     assert "\x1b" not in page
-    assert "prints" not in page  # what the module and the agent print goes to stderr
+    assert "prints" not in page  # output of the module and of the agent goes to stderr
 
 
 def test_an_earlier_moment_and_json(waiting: Desk) -> None:
@@ -263,7 +263,7 @@ def test_a_word_of_other_debuggers_leads_here(desk: Desk) -> None:
 
 
 class Terminal:
-    """`perdure` in a terminal of its own, and a person who types."""
+    """`perdure` in its own terminal, and a person who types."""
 
     def __init__(self, desk: Desk, *args: str) -> None:
         self._fd, theirs = pty.openpty()
@@ -276,7 +276,7 @@ class Terminal:
         self.text = ""
 
     def until(self, words: str, within_s: float = 60.0) -> str:
-        """What is on the terminal since the last look, up to these words."""
+        """The output on the terminal since the last call, up to these words."""
         deadline, begun = time.monotonic() + within_s, len(self.text)
         while words not in self.text[begun:]:
             assert time.monotonic() < deadline, self.text

@@ -1,4 +1,4 @@
-"""Model calls as a person on call sees them: the real program, on a run whose process was really killed while a model was asked."""
+"""Model calls as a person on call sees them: the real program, and a run whose process was killed during a request."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Desk:
         return forked.run([sys.executable, "-m", "perdure", *words], cwd=self.folder, env=env, capture_output=True, timeout=60)
 
     def say(self, *words: str, code: int = 0) -> str:
-        """What it prints, on either stream; it must leave with this code."""
+        """The output on both streams; the program must end with this code."""
         done = self.raw(*words)
         said = (done.stdout + done.stderr).decode()
         assert done.returncode == code, said

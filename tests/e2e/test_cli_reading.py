@@ -1,4 +1,7 @@
-"""The verbs that read, as a person on call uses them: the real program in processes of its own, on a run that was really killed."""
+"""The verbs that read, as a person on call uses them.
+
+The real program in real processes, and a run that was killed.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ class Desk:
         return str(done.stdout)
 
     def refusal(self, *args: str, code: int) -> str:
-        """The one line on stderr with which it refuses; nothing is on stdout."""
+        """The only line on stderr with which the program refuses; stdout is empty."""
         done = forked.run(self._command(args), cwd=self.folder, env=self._env, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (code, ""), (done.returncode, done.stdout, done.stderr)
         assert re.fullmatch(r"perdure: [^\n]+\n", done.stderr), done.stderr
@@ -91,7 +94,7 @@ class Desk:
         return child
 
     def edit(self, sql: str) -> None:
-        """Change the file behind everybody's back."""
+        """Change the file directly, without perdure."""
         with apsw.Connection(str(self.folder / "perdure.db")) as other:
             for (name,) in other.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
                 other.execute(f"DROP TRIGGER {name}")
@@ -132,7 +135,7 @@ def killed(desk: Desk) -> Desk:
 
 
 def next_commands(page: str) -> list[list[str]]:
-    """What the page says to type, as words."""
+    """The commands that the page suggests, as words."""
     return [shlex.split(line) for line in page.splitlines() if line.startswith("  perdure ")]
 
 
@@ -150,7 +153,7 @@ def test_from_the_kill_to_the_end_by_typing_only_what_why_says(killed: Desk) -> 
     assert 'charge(cents=500, order="o-7")' in page
     assert desk.ledger == ["o-7 500"]
     told = desk.json("why", "r")
-    assert told["in_doubt"][0]["keyless"]  # `charge` takes no `call`: to look for its key would lead nowhere
+    assert told["in_doubt"][0]["keyless"]  # `charge` takes no `call`, so no service can know its key
     assert told["in_doubt"][0]["key"] not in page
     assert "the tool was not given the key, so look at the service behind charge for what this call would have left there" in page
     assert len(page.splitlines()) <= 40
@@ -338,7 +341,7 @@ def test_before_a_deploy_every_unfinished_run_gets_a_verdict(desk: Desk, count: 
     assert desk("replay", "--all", "--live-only", "same.py") == f"{count} unfinished runs: {count} go on with this code\n"
     (desk.folder / "newer.py").write_text(WAITERS.replace('version="1"', 'version="2"'))
     told = desk("replay", "--all", "--live-only", "newer.py")
-    assert "run w1 (waiting): has version 1; this code is 2 and asks for the same calls\n    adopt it: perdure resume w1 --adopt" in told
+    assert "run w1 (waiting): has version 1; this code is 2 and can go on with it\n    adopt it: perdure adopt w1" in told
     assert told.endswith(f"{count} unfinished runs: {count} go on if this version adopts them\n")
     (desk.folder / "broken.py").write_text(WAITERS.replace("await look(order)", 'await look("?" + order)'))
     told = desk("replay", "--all", "--live-only", "broken.py", code=7)
@@ -390,7 +393,7 @@ def test_doctor_says_what_is_well_and_what_is_not(killed: Desk) -> None:
 
 
 def test_doctor_fails_on_a_file_that_is_no_database(desk: Desk) -> None:
-    assert {check["verdict"] for check in desk.lines("doctor")} == {"ok", "warn"}  # there is none yet
+    assert {check["verdict"] for check in desk.lines("doctor")} == {"ok", "warn"}  # there is no database yet
     (desk.folder / "perdure.db").write_text("this is not a database, and it is long enough to be read as one" * 50)
     (failed,) = [check for check in desk.lines("doctor", code=1) if check["verdict"] == "FAIL"]
     assert "not a SQLite database" in failed["found"]
@@ -458,7 +461,7 @@ def test_a_reader_that_leaves_early_is_no_error(desk: Desk) -> None:
 
 
 def forge(path: Path, *statements: str) -> None:
-    """What a person with write access does: drop the triggers, change rows, put the triggers back."""
+    """What a person with write access does: drop the triggers, change rows, create the triggers again."""
     connection = apsw.Connection(str(path))
     triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
     for name, _ in triggers:

@@ -1,4 +1,4 @@
-"""With --json stdout is for the document alone, and `replay` touches nothing."""
+"""With --json, stdout has only the document, and `replay` changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What `run`, `resume`, `why` and `migrate` say and refuse: start times, versions, silent workers, edited rows, other words."""
+"""What `run`, `resume`, `why` and `migrate` print and refuse.
+
+Start times, versions, silent workers, edited rows, typos.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +198,7 @@ def test_resume_says_what_comes_from_the_journal_and_what_happens_to_the_open_ca
     resumed = desk("resume", "r", code=code)
     assert resumed.stderr.splitlines()[0] == f"perdure: resuming run r: {said}"
     again = desk.ledger[before:]
-    assert (line in again) == ("made again" in said), again  # and it does what it says
+    assert (line in again) == ("made again" in said), again  # and it does what the line says
 
 
 def test_resume_of_a_run_without_an_open_call_says_so_and_of_a_finished_one_nothing(desk: Desk) -> None:
@@ -213,11 +216,11 @@ def test_adopt_is_suggested_with_the_file_that_was_given_and_only_where_it_fits(
     (desk.folder / "other.py").write_text(code.replace("    # another one\n", '    await tell("first")\n'))
     fits = desk.refusal("resume", "r", "new.py:pager")
     words = shlex.split(fits.rpartition(": ")[2])
-    assert words == ["perdure", "resume", "r", "new.py:pager", "--adopt"]
-    assert "--adopt" not in (differs := desk.refusal("resume", "r", "other.py:pager"))
+    assert words == ["perdure", "adopt", "r", "new.py:pager"]
+    assert "adopt" not in (differs := desk.refusal("resume", "r", "other.py:pager"))
     assert "it cannot go on with the run, because it asks for something else: " in differs
     assert differs.endswith("the difference again: perdure replay r other.py:pager")
-    assert "--adopt" not in desk.refusal("run", "other.py:pager", "--id", "r")
+    assert "adopt" not in desk.refusal("run", "other.py:pager", "--id", "r")
     told = desk(*words[1:]).stdout
     assert told.endswith("or here: perdure resume r new.py:pager\n")
     assert desk.types("r")[-1] == "run_adopted"

@@ -1,4 +1,4 @@
-"""Streams that nobody reads and disks that take nothing: what a person sees of it, and that no run is abandoned for it (G13)."""
+"""Output streams that are closed and disks that are full: what a person sees, and that no run is abandoned (G13)."""
 
 from __future__ import annotations
 

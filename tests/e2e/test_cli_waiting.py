@@ -1,4 +1,7 @@
-"""The verbs for runs that wait for people: decisions, signals, pauses, money. Real processes; a ledger of effects beside the journal."""
+"""The verbs for runs that wait for people: decisions, signals, pauses, money.
+
+Real processes; a separate ledger of effects.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,7 @@ class Desk(Shop):
         return [json.loads(line) for line in self(*args, "--json").stdout.splitlines()]
 
     def asks(self, agent: str, run_id: str, *args: str) -> str:
-        """Start a run that comes to rest on one approval; its id."""
+        """Start a run that waits for one approval. Returns the id of the approval."""
         self("run", f"control.py:{agent}", "--id", run_id, *args, code=3)
         (approval,) = self.lines("approvals", "--run", run_id)
         return str(approval["approval"])
@@ -526,7 +529,7 @@ def test_run_drives_the_children_too_and_names_what_they_ask(desk):
 
 
 def test_a_worker_that_serves_the_parent_goes_on_with_children_that_it_did_not_start(desk):
-    """The parent rests until they have ended: nobody would tell the worker about them."""
+    """The parent rests until the children have ended, and nothing else tells the worker about them."""
     asked = desk("run", "control.py:boss", "--id", "b", code=3).stderr
     for approval in re.findall(r"perdure approve (ap-[0-9a-f]+)", asked):
         desk("approve", approval, "--by", "ann")
@@ -552,7 +555,7 @@ def test_signals_arrive_in_order_once_per_key_and_from_stdin(desk):
     )
     assert json.loads(piped.stdout) == {"run_id": "c", "topic": "chat", "key": None, "status": "queued"}
     assert json.loads(desk("resume", "c").stdout) == [{"text": "hi"}, ["ho"]]
-    assert "has finished (succeeded) and takes nothing more" in desk.refusal("signal", "c", "chat", "1")
+    assert "has finished (succeeded) and accepts no more post" in desk.refusal("signal", "c", "chat", "1")
 
 
 def test_a_signal_without_json_is_null_and_wrong_ones_are_refused(desk):
@@ -736,7 +739,7 @@ def test_a_worker_takes_only_from_its_queues_and_list_says_what_nobody_serves(de
 
 
 def test_runs_of_a_version_that_nobody_serves_are_shown_and_adopted(desk):
-    desk("run", "control.py:thinker", "--id", "old", "--detach")
+    desk("run", "control.py:thinker", "--id", "old", "--detach", "--version", "1")
     desk("run", "control.py:chat", "--id", "talk", code=3)
     code = (desk.folder / "control.py").read_text()
     (desk.folder / "control.py").write_text(code.replace('"1")\nasync def thinker', '"2")\nasync def thinker'))
@@ -749,8 +752,8 @@ def test_runs_of_a_version_that_nobody_serves_are_shown_and_adopted(desk):
     worker.terminate()
     worker.wait(20)
     refused = desk.refusal("resume", "old")
-    assert refused.rstrip().endswith("which fits its journal: perdure resume old --adopt")
-    assert desk.refusal("resume", "old", "control.py:thinker").rstrip().endswith("perdure resume old control.py:thinker --adopt")
+    assert refused.rstrip().endswith("which fits its journal: perdure adopt old")
+    assert desk.refusal("resume", "old", "control.py:thinker").rstrip().endswith("perdure adopt old control.py:thinker")
     said = desk("resume", "old", "control.py:thinker", "--adopt").stdout
     assert said.startswith("run old goes on with version 2; nothing of it has run yet; a worker that serves it goes on with it, or here: ")
     assert said.rstrip().endswith("perdure resume old control.py:thinker")

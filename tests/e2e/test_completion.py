@@ -1,7 +1,8 @@
-"""TAB in a real shell, on a journal that somebody else has written and in a folder that somebody else has made.
+"""TAB in a real shell, with a journal and a folder that another person has made.
 
-What completion offers goes on the command line as it is, and the shell reads it when Enter is pressed: a run id must not be a command.
-And TAB runs no command of the user's: a settings file in the current folder must not choose a server by it.
+The shell puts a completion on the command line as it is, and executes it when the user presses Enter. So a run id must
+not act as a command. And TAB runs no command of the user: so a settings file in the current folder must not choose the
+server that TAB asks.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ def perdure(folder: Path, *args: str, **environ: str) -> subprocess.CompletedPro
 
 
 def offered(folder: Path, shell: str, verb: str, *given: str, incomplete: str = "", **environ: str) -> list[str]:
-    """What click's protocol hands to the shell: `type,value` a line, and for zsh type, value and help on a line each."""
+    """What click's protocol gives to the shell.
+
+    One line `type,value`, and for zsh one line each for type, value and help.
+    """
     words = " ".join(["perdure", verb, *given, incomplete])
     at = incomplete if shell == "fish" else str(2 + len(given))
     done = perdure(folder, _PERDURE_COMPLETE=f"{shell}_complete", COMP_WORDS=words, COMP_CWORD=at, **environ)
@@ -99,7 +103,7 @@ def offered(folder: Path, shell: str, verb: str, *given: str, incomplete: str = 
 
 
 class Foreign:
-    """A journal's file in the hands of whoever owns it: no trigger stays, and every row is what they want."""
+    """The file of a journal that another user controls: all triggers are gone, and the rows have any content."""
 
     def __init__(self, folder: Path) -> None:
         self._connection = apsw.Connection(str(folder / "perdure.db"))
@@ -121,7 +125,7 @@ class Foreign:
         self._connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
 
     def rename_runs(self, suffix: str) -> None:
-        """Each run and its family under another id: what stands before the first slash gets this behind it."""
+        """Rename each run and its family: add this text to the part before the first slash."""
         named = "iif(instr({0}, '/'), substr({0}, 1, instr({0}, '/') - 1) || ?1 || substr({0}, instr({0}, '/')), {0} || ?1)"
         self._connection.execute(f"UPDATE perdure_runs SET run_id = {named.format('run_id')}", (suffix,))
         self._connection.execute(f"UPDATE perdure_runs SET parent = {named.format('parent')} WHERE parent IS NOT NULL", (suffix,))
@@ -135,7 +139,7 @@ class Foreign:
         self._connection.close()
 
 
-# -- what is offered ----------------------------------------------------------------------------------------------------------
+# -- the completions --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shell", SHELLS)
 def test_only_what_is_an_id_is_offered_as_a_run(folder: Path, shell: str) -> None:
     foreign = Foreign(folder)
@@ -168,12 +172,12 @@ STARTS = {
     "zsh": (["zsh", "-f", "-i"], 'autoload -U compinit; compinit -u -D; eval "$(perdure completion zsh)"'),
     "fish": (["fish", "--no-config", "-i", "-C", f"function fish_prompt; echo '{PROMPT}'; end"], "perdure completion fish | source"),
 }
-# The terminal becomes that of the shell's own session, as a terminal's window does it.
+# The terminal becomes the terminal of the shell's own session, like a terminal window.
 LEADER = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 class Terminal:
-    """An interactive shell on a terminal of its own, with completion switched on as the page of `perdure completion` says."""
+    """An interactive shell on its own terminal, with completion enabled as the page of `perdure completion` says."""
 
     def __init__(self, shell: str, folder: Path, home: Path) -> None:
         self._ours, theirs = os.openpty()
@@ -199,9 +203,9 @@ class Terminal:
         self.type(switch_on)
 
     def type(self, keys: str) -> str:
-        """Type them and Enter; what is on the screen when the shell has done it."""
+        """Type the keys and Enter. Returns the screen after the command."""
         begins = len(self.shown)
-        # The echo of what is typed has the quotes in it, and what the command prints has not.
+        # The echo of the typed text has the quotes, and the output of the command has not.
         os.write(self._ours, f"{keys}\recho DO''NE\r".encode())
         self._until("DONE", begins)
         return self.shown[begins:]

@@ -91,7 +91,8 @@ def test_killed_at_every_transaction_the_same_command_finishes(
 ) -> None:
     heads = None
     deaths = 0
-    # What is uncommitted at a death is gone, so that inside the n-th is after the one before: looked at here and there, it is enough.
+    # A death rolls back the uncommitted transaction. So a death inside the nth transaction equals a death after the
+    # one before, and a few samples are enough.
     for moment, step in (("after", 1), ("inside", 4)):
         for nth in range(1, 100, step):
             here, there = f"sqlite:///{tmp_path}/{moment}-{nth}.db", new_target()
@@ -254,7 +255,7 @@ def test_tables_beside_the_journal_are_named_and_stay_behind_only_when_that_is_s
     store = open_store(here)
     assert store.moved() is None
     store.close()
-    # What is over needs no table.
+    # Finished runs need no table.
     assert "beside the journal: bookings" in mortals.run("copy", "--from", here, "--to", f"sqlite:///{tmp_path}/c.db", "--only-finished")[1]
     code, out, err = mortals.run("copy", "--from", here, "--to", postgres_url, "--leave-tables")
     assert code == 0, err

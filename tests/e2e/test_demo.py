@@ -1,4 +1,4 @@
-"""`perdure demo` in real processes, killed at every step; and its verdict, which must be able to say no."""
+"""`perdure demo` in real processes, killed at every step. Also: its verdict can be negative."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_killed_inside_any_step_every_effect_happens_exactly_once(tmp_path, step
     told = json.loads(ran.stdout)
     at = STEPS.index(step)
 
-    # The world's own ledgers, not what the demo says of them.
+    # The world's own ledgers, not the words of the demo.
     world = tmp_path / "d" / "world"
     for name in STEPS[:-1]:
         assert len((world / "effects" / f"{name}.log").read_text().splitlines()) == 1, name

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.test_retry import typed
 from tests.servers import forked
 
 SHOP = """
@@ -84,6 +85,7 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.url = f"sqlite:///{folder}/perdure.db"
         (folder / "shop.py").write_text(SHOP)
         (folder / "prompt").write_text("be kind")
 
@@ -157,6 +159,83 @@ def test_a_fork_for_programs_and_as_a_page(shop: Desk) -> None:
 def test_prepared_answers_are_read_from_a_file(shop: Desk) -> None:
     (shop.folder / "answers.json").write_text('[{"tool": "pay", "args": {"cents": 700}, "result": "fine"}]')
     assert shop.json("fork", "r", "--edit", "1=700", "--answers", "answers.json")["output"] == "fine"
+
+
+def test_a_stored_fork_is_a_run_that_every_page_reads_and_nothing_drives(shop: Desk) -> None:
+    ledger = shop.ledger
+    code, out, err = shop("fork", "r", "--edit", "1=700", "--id", "f", "--by", "ann", "--reason", "what if")
+    assert (code, err) == (0, "")
+    assert out.startswith("a rehearsal, stored as run f: fork of run r at event 3, agent shop@1\nstopped\nwould now call pay: ")
+    code, out, _ = shop("show", "f")
+    assert "fork     run r at event 3, made by ann: a rehearsal, and nothing in it has touched the world" in out
+    assert 'status   waiting: nothing: it would now make call 2: pay({"cents":700,"order":"o-7"})' in out
+    assert "a fork of run r at event 3, made by ann: a rehearsal, and nothing in it has touched the world" in shop("why", "f")[1]
+    assert "call 1 look gets 700 (edited by a person); no attempt was made" in shop("events", "f")[1]
+    assert "fork of r" in shop("list")[1]
+    assert "ann forked run r at event 3, with another result of call 1" in shop("trace", "f")[1]
+    assert "agent waits for call 2 pay(cents=700, order='o-7')" in shop("inspect", "f")[1]
+    assert shop("replay", "f")[0] == 0
+    assert shop("verify")[0] == 0
+    assert shop("diff", "r", "f")[0] == 7
+    assert shop("export", "f", "-o", "f.jsonl")[0] == 0
+    assert shop("import", "f.jsonl", "--url", "sqlite:///other.db")[0] == 0
+    assert "nothing in it has touched the world" in shop("show", "f", "--url", "sqlite:///other.db")[1]
+    for words in (
+        ("resume",),
+        ("cancel",),
+        ("signal", "x"),
+        ("rewind", "--to", "2", "--yes"),
+        ("fork", "--live", "--yes"),
+        ("undo", "--yes"),
+    ):
+        code, _, err = shop(words[0], "f", *words[1:])
+        assert code != 0
+        assert len(err.splitlines()) == 1, err
+    assert shop.ledger == ledger
+    assert shop("prune", "--specimen", "f")[0] == 0
+    assert shop("show", "f")[0] != 0
+
+
+def test_a_live_fork_lists_what_may_happen_twice_and_needs_a_yes(shop: Desk) -> None:
+    before = shop.journal()
+    words = ("fork", "r", "--edit", "1=700", "--live", "--id", "f")
+    code, out, _ = shop(*words, "--dry-run")
+    assert code == 0
+    assert "run f goes on from event 3 of run r, WITH effects, with version 1, as before" in out
+    assert 'will run first:\n    call 3: pay({"cents":700,"order":"o-7"})' in out
+    assert "may happen twice:\n    call 2 pay (once) has happened in r: its result is used if the fork makes the same call" in out
+    assert shop.json(*words, "--dry-run")["twice"]
+    code, out, err = shop(*words)
+    assert (code, out) == (2, "")
+    assert "this is no terminal" in err
+    assert shop.journal() == before
+    code, out, err = shop(*words, "--yes")
+    assert code == 0
+    assert "may happen twice:" in err, "the list is printed also without a question"
+    assert out.startswith("run f is queued: it goes on from event 3 of run r; a worker goes on with it, or here: perdure resume f")
+    code, _, err = shop(*words, "--yes")
+    assert (code, "run f exists" in err) == (2, True)
+    assert shop.ledger == ["look o-7", "pay o-7 500"]
+    assert shop("resume", "f")[1] == "paid 700\n"
+    assert shop.ledger == ["look o-7", "pay o-7 500", "pay o-7 700"]
+    assert shop("verify")[0] == 0
+    assert shop("events", "r", "--json")[1].encode() in before
+    for wrong, said in (
+        (("--answers", "answers.json"), "a prepared answer would be an effect that never happened"),
+        (("--reads",), "leave --answers and --reads out"),
+        (("--set-model", "other"), "set the model in the code"),
+        (("--html", "page.html"), "--html shows a rehearsal"),
+    ):
+        code, _, err = shop("fork", "r", "--live", *wrong, "--yes")
+        assert (code, said in err) == (2, True), err
+    assert "goes with --live only" in shop("fork", "r", "--yes")[2]
+
+
+@pytest.mark.parametrize("answer", ["\n", "y\n"])
+def test_on_a_terminal_a_live_fork_asks_and_no_is_the_default(shop: Desk, answer: str) -> None:
+    code, said = typed(shop, answer, "fork", "r", "--edit", "1=700", "--live", "--id", "f", "--url", "sqlite:///perdure.db")
+    assert said.index("may happen twice:") < said.index("make run f, with effects? [y/N]")
+    assert (code, shop("show", "f")[0]) == ((2, 6) if answer == "\n" else (0, 0)), said
 
 
 @pytest.mark.parametrize(

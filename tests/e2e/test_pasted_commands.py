@@ -1,4 +1,7 @@
-"""Every command that perdure prints, pasted into real shells: a journal's ids and a folder's name are words there, and never commands."""
+"""Every command that perdure prints, pasted into real shells.
+
+Ids and folder names are words there, and never commands.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ COMMAND = re.compile(rf"\bperdure (?:{'|'.join(VERBS)})(?: (?:[^\s;,`()'\\]|'[^'
 
 
 def perdure(folder: Path, *args: str) -> str:
-    """What it says, on stdout and on stderr."""
+    """The output on stdout and stderr."""
     done = forked.run(
         [sys.executable, "-m", "perdure", *args], cwd=folder, env=os.environ, capture_output=True, text=True, timeout=60, check=False
     )
@@ -94,7 +97,7 @@ def elsewhere(journal: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def said_about(folder: Path, ids: list[str], *options: str) -> list[str]:
-    """What every verb that tells people what to type says about these runs."""
+    """The output of every verb that suggests commands, for these runs."""
     said = [perdure(folder, *verb, *options) for verb in (["doctor"], ["list"], ["approvals"], ["verify"], ["list", "--limit", "1"])]
     for run_id in ids:
         if re.search("/[2-9]", run_id):
@@ -116,7 +119,7 @@ def said_about(folder: Path, ids: list[str], *options: str) -> list[str]:
 
 
 def check(said: list[str], known: set[str], folder: Path) -> int:
-    """Each command is read by each shell as the words that were meant; how many of them name something of the hostile names."""
+    """Each shell reads each command as the intended words. Returns how many commands contain a hostile name."""
     lines = sorted({found[0] for text in said for line in text.splitlines() for found in COMMAND.finditer(line)})
     meant = [shlex.split(line)[1:] for line in lines]
     for shell in SHELLS:
@@ -174,7 +177,7 @@ def test_an_id_that_looks_like_an_option_is_no_option(elsewhere: Path, tmp_path:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_command_that_is_pasted_into_an_interactive_shell_is_not_expanded(elsewhere: Path, shell: str, tmp_path: Path) -> None:
-    """There are expansions that only an interactive shell does, such as that of the history."""
+    """Some expansions happen only in an interactive shell, such as the expansion of the history."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not here")
     run_id = 'a!! b!$ \'c!d\\ "!e" ^f^g $(touch PWNED)'

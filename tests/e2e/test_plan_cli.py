@@ -1,4 +1,4 @@
-"""Plans in files as people use them: real processes, their errors, and kills in the middle of steps that run at the same time."""
+"""Plans in files, as people use them: real processes, error messages, and kills while several steps run."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_plan_that_was_changed_under_a_run_is_refused_until_it_is_adopted_and_
     assert "was begun with version" in refused.stderr
     assert "it cannot go on with the run, because it asks for something else" in refused.stderr
     assert "or end the run (perdure cancel r) and begin another one" in refused.stderr
-    assert "--adopt" not in refused.stderr  # it would diverge
+    assert "adopt" not in refused.stderr  # it would diverge
     again = perdure(tmp_path, "run", "plan.toml", "--tools", "tools.py", "service=shop", "--id", "r")
     assert again.returncode == 2
     assert "it cannot go on with the run, because it asks for something else" in again.stderr

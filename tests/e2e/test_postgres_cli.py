@@ -1,4 +1,7 @@
-"""The command line on PostgreSQL: every verb, what a worker says of itself, what doctor finds, and errors of one line without a password."""
+"""The command line on PostgreSQL.
+
+Every verb, the banner of a worker, the checks of doctor, and errors without a password.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,8 @@ class Desk:
         (folder / "shop.py").write_text(AGENTS)
 
     def run(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-        start = subprocess.run if "PYTHONPATH" in env else forked.run  # in a fork what is to be found there may be loaded already
+        # In a fork, modules that PYTHONPATH should provide may be loaded already.
+        start = subprocess.run if "PYTHONPATH" in env else forked.run
         done = start(
             [sys.executable, "-m", "perdure", *args],
             cwd=self.folder,
@@ -100,14 +104,14 @@ class Desk:
         return [json.loads(line) for line in self(*args, "--json", code=code, **env).splitlines()]
 
     def refusal(self, *args: str, code: int = 2, **env: str) -> str:
-        """The one line on stderr with which it refuses; nothing is on stdout."""
+        """The only line on stderr with which the program refuses; stdout is empty."""
         done = self.run(*args, **env)
         assert (done.returncode, done.stdout) == (code, ""), (done.returncode, done.stdout, done.stderr)
         assert re.fullmatch(r"perdure: [^\n]+\n", done.stderr), done.stderr
         return done.stderr
 
     def worker(self, *args: str, **env: str) -> subprocess.Popen[str]:
-        """A worker in the background; what it says goes to the file worker.log."""
+        """A worker in the background; its output goes to the file worker.log."""
         with (self.folder / "worker.log").open("w") as log:
             child = forked.Popen(
                 [sys.executable, "-m", "perdure", "worker", "shop.py", *args],
@@ -121,7 +125,7 @@ class Desk:
         return child
 
     def said(self, words: str, within_s: float = 20.0) -> str:
-        """What the worker has said, as soon as these words are in it."""
+        """The output of the worker, as soon as it has these words."""
         deadline = time.monotonic() + within_s
         while words not in (log := (self.folder / "worker.log").read_text()):
             assert time.monotonic() < deadline, log
@@ -203,7 +207,7 @@ def test_every_verb_works_on_postgresql(desk: Desk) -> None:
     assert desk.lines("show", "s1")[0]["output"] == "charged 5"
     events = desk.lines("events", "s1")
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
-    assert "run of shop@1 created" in desk("trace", "s1", str(len(events)))
+    assert "run of shop created" in desk("trace", "s1", str(len(events)))
     assert {record["run_id"] for record in map(json.loads, desk("audit").splitlines())} == {"s1", "a1", "a2"}
     assert desk.lines("costs")[0]["calls"] > 0
     assert desk("replay", "--all", "shop.py:shop").startswith("1 run: all the same")
@@ -533,7 +537,7 @@ def test_the_examples_run_on_postgresql(desk: Desk) -> None:
     desk("approve", asked["approval"], "--by", "ann")
     desk("resume", "shop-1", f"{EXAMPLES / 'deployment.py'}:deployment")
     desk("run", f"{EXAMPLES / 'crashtest_shop.py'}:shop", "order=o-1", "--id", "sale-1", "--no-wait", code=3)  # it ships an hour later
-    # The MCP agent has a test of its own, which differs in nothing that a database could change.
+    # The MCP agent has a separate test, and nothing in that test depends on the database.
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(
         (
             *("approval", "chat", "crashtest_shop", "deploy", "deployment", "fanout", "investigation", "ledger"),

@@ -1,4 +1,4 @@
-"""`perdure prune` with real journals, on both stores, killed at every transaction, beside a worker that goes on."""
+"""`perdure prune` with real journals, on both stores, killed at every transaction, while a worker continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mortals() -> Iterator[Mortals]:
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A journal whose runs are all over, but those of the last copy that wait."""
+    """A journal in which all runs have ended, except the waiting runs of the last copy."""
     folder = tmp_path_factory.mktemp("ended")
     world = World(folder)
 
@@ -118,7 +118,7 @@ def test_what_is_said_before_and_after(mortals: Mortals, url: str) -> None:
 
 
 def test_an_id_whose_run_was_pruned_starts_nothing(mortals: Mortals, url: str, tmp_path: Path) -> None:
-    """T14: what it has done would be done twice."""
+    """T14: otherwise its effects would happen twice."""
     mortals.run("prune", "--older-than", "0s", "--url", url)
     world = World(tmp_path)
 

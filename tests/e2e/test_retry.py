@@ -236,7 +236,8 @@ def test_a_call_in_doubt_must_be_resolved_first(one: Desk) -> None:
     assert "call 2 (ship)" not in refused
     assert "call 1 (ship) may have happened" in refused
     assert "perdure why s1" in refused
-    # If the person says that it failed, the run fails; then a retry does not send it again: what a person said stays in doubt.
+    # If the person says that the call failed, the run fails. A retry then does not send the call again: a person's
+    # word is no proof, so the call is in doubt.
     one("resolve", "s1", "1", "--fail", "look later")
     one("resume", "s1", code=1)
     assert "a person has to say what became of it" in one("retry", "s1", "--dry-run")
@@ -288,7 +289,7 @@ def test_an_undone_run_is_not_reopened(one: Desk) -> None:
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------------------------
-def typed(desk: Desk, answer: str, *args: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, str]:
+def typed(desk: Any, answer: str, *args: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, str]:
     """Run the program on a terminal, type the answer to its question, and return its exit code and all that it wrote.
 
     `meanwhile` is called when the question is there, before the answer.
@@ -385,7 +386,7 @@ def test_a_query_retries_the_failed_runs_and_lists_those_that_it_cannot(desk: De
     assert done.returncode == 1
     assert done.stdout.startswith("4 runs queued; 1 not"), done.stdout
     assert "not retried: run changed cannot go on with this code" in done.stderr
-    # The same command again finds only what is left.
+    # The same command again finds only the remaining runs.
     again = desk.run("retry", "--where", "error:*503*", "--yes", "--json")
     assert again.returncode == 1
     assert [json.loads(line)["run_id"] for line in again.stdout.splitlines()] == ["changed"]
@@ -460,7 +461,7 @@ def test_a_query_says_what_is_wrong_with_it(one: Desk) -> None:
     assert "name the runs to retry" in one.refusal("retry", "--yes")
 
 
-# -- what the other verbs say ---------------------------------------------------------------------------------------------------------
+# -- the output of other verbs ----------------------------------------------------------------------------------------
 @pytest.fixture
 def twice(desk: Desk) -> Desk:
     """The run `o1`, reopened twice: it went on from event 6, failed again, and goes on from event 4 with the fixed code."""

@@ -1,6 +1,7 @@
 """How the work grows, in operations and never in seconds: commits, statements, folded events, function calls, bytes.
 
-bench/ measures time. What is here holds on any machine, however busy, and says which step has become more than one step.
+bench/ measures time. The results here are the same on any machine, however busy, and show which step has become more
+than one step.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Statements:
 
 @contextmanager
 def statements() -> Iterator[Statements]:
-    """What the connections that are opened in this block execute."""
+    """The statements of the connections that are opened in this block."""
     seen = Statements()
     apsw.connection_hooks.append(seen)
     try:
@@ -210,7 +211,7 @@ def test_a_call_in_a_sequence_costs_the_same_few_statements(tmp_path):
 
 
 def test_reads_alone_cost_no_commit(tmp_path):
-    # What is buffered goes out with the end of the run, since nothing else of it must be durable.
+    # Buffered events are written with the end of the run, because nothing else of it must be durable.
     patient = Settings(lease_s=3600, poll_s=1.0, flush_s=3600)
 
     def commits(calls: int) -> int:
@@ -257,7 +258,7 @@ def test_resuming_a_run_reads_its_journal_once_and_asks_for_no_call(tmp_path, mo
         url = killed(tmp_path, calls, monkeypatch)
         with statements() as seen:
             asyncio.run(resume(url))
-        # The whole journal once, and the type of its last event: a run that has ended is not claimed.
+        # The journal is read once, and the type of its last event once: a run that has ended is not claimed.
         assert len(seen.of("SELECT seq", "FROM perdure_events")) == 1
         assert len(seen.of("SELECT", "FROM perdure_events")) == 2
         return len(seen.but_polls)
@@ -332,12 +333,15 @@ def test_a_long_run_does_not_slow_down(tmp_path):
 
 
 def test_a_queued_run_of_one_call_takes_fewer_than_910_function_calls(tmp_path):
-    """From its start to its end, and nearly all of its time: what is done for each run although once would do shows here."""
+    """From the start to the end of a run, for nearly all of its time.
+
+    Work that is repeated needlessly for each run shows here.
+    """
 
     def cost(runs: int) -> int:
         return function_calls(lambda: asyncio.run(serve(f"sqlite:///{tmp_path / f'{runs}.db'}", runs, 1)))
 
-    cost(20)  # what is done once in a process
+    cost(20)  # work that is done once per process
     assert cost(150) - cost(50) < 100 * 910
 
 
@@ -405,7 +409,8 @@ def test_who_waits_for_one_of_many_results_beside_a_worker_hears_of_its_own_run_
         asyncio.run(_await_all(runs, end))
     finally:
         sys.setprofile(before)
-    # Each a few times, and once a second for as long as it takes; woken by everybody, it would be 150 times at the least.
+    # Each caller wakes a few times, and once a second. If every change woke every caller, it would be at least 150
+    # times.
     assert woken <= 40 * runs
 
 

@@ -1,4 +1,7 @@
-"""`perdure undo` as a person uses it: real processes, killed at every boundary of an undo of three calls; a ledger of effects beside the journal."""
+"""`perdure undo` as a person uses it: real processes, killed at every boundary of an undo of three calls.
+
+A separate ledger counts the effects.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +154,12 @@ class Office:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that have ended: `t` with three calls to undo, `l` with one that cannot be, `i` with none; and `w`, which waits."""
+    """Runs that have ended.
+
+    `t` with three calls to undo, `l` with a call that cannot be undone, `i` without such calls.
+
+    The run `w` waits.
+    """
     office = Office(tmp_path_factory.mktemp("office"))
     (office.folder / "trip.py").write_text(AGENTS)
     for agent, run_id in (("trip", "t"), ("letter", "l"), ("idle", "i")):
@@ -193,7 +201,10 @@ def test_killed_inside_a_hook_the_same_command_goes_on(office: Office, what: str
 
 
 def go_on(office: Office) -> None:
-    """Whatever the effect class of the hook in flight: keyed and idempotent ones are called again, a person answers for one that is `once`."""
+    """Continue by the effect class of the hook under way: `keyed` and `idempotent` hooks are called again.
+
+    For a `once` hook, a person answers.
+    """
     if office.is_in_doubt(2):
         happened = "unship" in office.undone
         stopped = office("undo", "t", "trip.py:trip", code=4)

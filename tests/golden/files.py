@@ -1,7 +1,9 @@
-"""The files of one version: journals as text that can be reviewed, what they fold to, the agents, and the database itself.
+"""The files of one version.
 
-A line of journal.jsonl is one event with exactly its stored columns; `data` is the stored text itself and not a copy of its meaning, so
-that not one byte of it is lost. blobs.jsonl is the same for what was too large to lie in place.
+Journals as text that can be reviewed, the states that they fold to, the agents, the database.
+
+A line of journal.jsonl is one event with exactly its stored columns. `data` is the stored text itself, so that every
+byte is kept. blobs.jsonl is the same for values that were too large to be inline.
 """
 
 from __future__ import annotations
@@ -71,12 +73,12 @@ class Golden:
         return {line.digest: bytes(line.data) for line in lines}
 
     def load(self, payload: Payload) -> bytes:
-        """The JSON of a recorded payload, wherever it lies."""
+        """The JSON of a recorded payload, inline or from a blob."""
         inline = payload.inline
         return self.blobs()[str(payload.blob)] if inline is None else inline
 
     def agents(self) -> ModuleType:
-        """The module that was frozen beside the journals."""
+        """The frozen module in the folder of the journals."""
         return load_agents(self.folder / AGENTS)
 
     def expected(self) -> dict[str, Any]:
@@ -100,12 +102,13 @@ def folder_of(version: str) -> Path:
     return HERE / f"v{version.partition('.dev')[0].replace('.', '_')}"
 
 
-# -- what a journal folds to ----------------------------------------------------------------------------------------------------
+# -- the state that a journal folds to --------------------------------------------------------------------------------
 def projection(row: RunRow, state: RunState, load: Callable[[Payload], bytes]) -> dict[str, Any]:
-    """What a version said about a run: of its row, of its state, of every call, approval and child, and of what it has used."""
+    """What a version said about a run: its row, its state, its calls, approvals and children, and its usage."""
 
     def text(payload: Payload | None) -> str | None:
-        return None if payload is None else load(payload).decode("utf-8")  # as text: a value would hide -0.0 and 1 against true
+        # As text: a decoded value would hide -0.0, and the difference of 1 and true.
+        return None if payload is None else load(payload).decode("utf-8")
 
     return {
         "row": {

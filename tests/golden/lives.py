@@ -1,7 +1,10 @@
-"""A life is one process that works on the journals being made, and ends or is killed. All that it could differ in is fixed.
+"""A life is one process that works on the journals to be made, and ends or is killed.
 
-Ids, nonces, names and the time come from the number of the life, so that making the journals twice gives the same bytes. The kills
-are real: the process gets SIGKILL inside a tool, and the next life takes its runs over because the kernel has freed its lock.
+Everything in it is deterministic.
+
+Ids, nonces, names and the time are derived from the number of the life, so that making the journals twice gives the
+same bytes. The kills are real: the process gets SIGKILL inside a tool, and the next life takes over its runs, because
+the kernel has freed its lock.
 """
 
 from __future__ import annotations
@@ -43,16 +46,17 @@ Scene = Callable[["Stage"], Awaitable[None]]
 
 
 class Life(NamedTuple):
-    """What happens in one process, at a time of its own."""
+    """What happens in one process, at its own time."""
 
     scene: Scene
-    world: Mapping[str, Any] = MappingProxyType({})  # what it does to the agents: see WORLD in their module
+    # The behaviour of the world for the agents: see WORLD in their module.
+    world: Mapping[str, Any] = MappingProxyType({})
     killed: bool = False
     served: tuple[str, ...] | None = None  # names in the module of agents; None: all that it has
 
 
 class FixedClock(Clock):
-    """A clock that goes on when it is told, and whose ids begin with the number of the life."""
+    """A clock that only moves when it is set, and whose ids begin with the number of the life."""
 
     def __init__(self, life: int) -> None:
         super().__init__()
@@ -67,7 +71,7 @@ class FixedClock(Clock):
 
 
 class Stage:
-    """What a scene has at hand."""
+    """What a scene can use."""
 
     def __init__(self, app: Perdure, clock: FixedClock, agents: types.ModuleType) -> None:
         self.app = app
@@ -75,12 +79,12 @@ class Stage:
         self.agents = agents
 
     async def start(self, name: str, run_id: str, *args: Any, actor: str | None = None) -> None:
-        """A new run; where its code lies is not recorded, since that is different on every machine."""
+        """A new run. The place of its code is not recorded, because it is different on every machine."""
         found = getattr(self.agents, name)
         await self.app.start_encoded(found, found.bind(args, {}), id=run_id, tenant="acme", actor=actor)
 
     async def drive(self, run_id: str) -> RunRow:
-        """Drive it until it ends or only something from outside can go on; time goes by as it must."""
+        """Drive the run until it ends or waits for something from outside; the time moves as needed."""
         while True:
             row = await self.app.engine.drive(run_id, wait=False)
             if row.status in FINISHED or row.ready_at is None or row.status not in ("waiting", "waiting_approval", "queued", "cancelling"):
@@ -97,7 +101,7 @@ class Stage:
 
 
 def load_agents(file: Path) -> types.ModuleType:
-    """The module in that file. Compiled under its bare name: what it records of itself must be the same wherever the file lies."""
+    """The module in that file, compiled under its short name: its recorded values must not depend on the folder."""
     module = types.ModuleType("golden_agents")
     sys.modules[module.__name__] = module
     exec(compile(file.read_text("utf-8"), file.name, "exec"), module.__dict__)
@@ -105,7 +109,7 @@ def load_agents(file: Path) -> types.ModuleType:
 
 
 def live(number: int, life: Life, database: Path, agents: Path) -> None:
-    """Live it in a process of its own; AssertionError when it does not end as it should."""
+    """Run the life in a separate process. Raises AssertionError if it does not end as it should."""
     pid = os.fork()
     if not pid:
         code = 1
@@ -140,7 +144,7 @@ def _be(number: int, life: Life, database: Path, agents: Path) -> None:
 
 
 def _fix(number: int) -> None:
-    """Whatever differs from process to process comes from the number of the life."""
+    """Everything that differs between processes is derived from the number of the life."""
     ids, nonces = itertools.count(1), itertools.count(1)
     uuid.uuid4 = lambda: uuid.UUID(int=(number << 64) + next(ids), version=4)
     secrets.token_bytes = lambda nbytes=None: next(nonces).to_bytes(nbytes or 16, "big")

@@ -1,7 +1,10 @@
-"""Makes the journals of this version: `python -m tests.golden.make`. What was made once for a version is never made again.
+"""Makes the journals of this version: `python -m tests.golden.make`.
 
-It runs real agents in real processes, some of which are killed, on a clock and with ids that are fixed: making it twice gives the
-same bytes. A new version gets a folder of its own; the old ones stay as they are, and every later perdure reads all of them.
+The journals of a released version are never remade.
+
+It runs real agents in real processes, some of which are killed, with a fixed clock and fixed ids: making the journals
+twice gives the same bytes. A new version gets a new folder; the old folders are not changed, and every later perdure
+reads all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to the runs whose journals are kept: one story after the other, each in as many lives as it takes."""
+"""What happens to the runs whose journals are kept: one scene after the other, each in as many lives as it needs."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def follow_plan(stage: Stage) -> None:
     assert (await stage.app.undo("planned", by="ann", accept=True)).status == "succeeded"
 
 
-# -- left as they are, for whoever comes later ------------------------------------------------------------------------------------------
+# -- runs that are left unfinished, for later versions ---------------------------------------------------------------
 async def leave(stage: Stage) -> None:
     for run_id in ("asleep", "paused"):
         await stage.start("steady", run_id, run_id)
@@ -201,6 +201,30 @@ async def rewind(stage: Stage) -> None:
     assert (await stage.drive("mended")).status == "succeeded"
 
 
+async def fork(stage: Stage) -> None:
+    """A rehearsal, and a live fork: both with another result of the first call."""
+    await stage.app.fork("mended", edits={1: {"cents": 6}}, answers=[{"tool": "put", "result": None}], id="rehearsed", by="ann")
+    await stage.app.live_fork("mended", edits={1: {"cents": 7}}, id="forked", by="ann", reason="7 is right")
+    assert (await stage.drive("forked")).status == "succeeded"
+
+
+# -- new code for runs that exist ---------------------------------------------------------------------------------------------------
+async def begin_to_talk(stage: Stage) -> None:
+    await stage.start("talker_1", "talker", "what is left?")
+    assert (await stage.drive("talker")).status == "waiting_approval"
+    # This process does not have the code of the agent `thrifty`.
+    await stage.app.start("thrifty", what="w", id="by-name", tenant="acme")
+    await stage.app.start("thrifty", what="w", times="many", id="by-name-wrong", tenant="acme")
+
+
+async def go_on_with_new_code(stage: Stage) -> None:
+    await stage.app.adopt("talker", by="ann", note="kinder")
+    await stage.app.approve(await stage.asked("talker", 4), by="ann", roles=["finance"])
+    assert (await stage.drive("talker")).status == "succeeded"
+    assert (await stage.drive("by-name")).status == "succeeded"
+    assert (await stage.drive("by-name-wrong")).status == "failed"
+
+
 LIVES = (
     Life(begin_everyday, {"die": ["ship"]}, killed=True),
     Life(end_everyday, {"hook": ["in_progress", "not_happened"]}),
@@ -229,4 +253,7 @@ LIVES = (
     Life(leave_held, {"die": ["put"]}, killed=True),
     Life(fail_after_paying, {"fail": {"put": ["fatal"]}}),
     Life(rewind),
+    Life(fork),
+    Life(begin_to_talk, served=("talker_1",)),
+    Life(go_on_with_new_code, served=("talker_2", "thrifty")),
 )

@@ -1,4 +1,4 @@
-"""Journals of every version that there was are decoded, folded, verified, replayed and gone on with by this one, for ever."""
+"""This version decodes, folds, verifies, replays and continues the journals of every released version."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Heading(msgspec.Struct, frozen=True):
 
 # -- the text -------------------------------------------------------------------------------------------------------------------
 def test_every_type_of_event_occurs_in_a_journal() -> None:
-    """A new type needs a journal with it: make the journals of the version under development, or, before it is released, make them anew.
+    """A new type needs a journal that contains it. Make the journals of the unreleased version again.
 
     `run_requeued` is only in the journals of 0.1: later versions do not write it.
     """
@@ -89,7 +89,10 @@ def test_every_journal_folds_to_what_its_version_said(golden: Golden, store: Sto
 
 
 def test_every_event_is_written_today_as_it_was_then(golden: Golden) -> None:
-    """Decoded and encoded again it is the same to the byte, and so is every payload in it: digests and hashes stay what they are."""
+    """Decoded and encoded again, an event has the same bytes, and so has every payload.
+
+    Digests and hashes do not change.
+    """
     for run_id, lines in lines_of(golden.folder).items():
         before = identity.genesis(run_id)
         for line in lines:
@@ -116,9 +119,9 @@ def test_every_journal_replays_with_the_agents_that_wrote_it(golden: Golden) -> 
         events = [line.event for line in lines]
         state = fold(events)
         assert state.created is not None
-        agent = agents.get((state.created.agent, state.version))
+        agent = agents.get((state.created.agent, state.version or "1"))  # a run that has not begun has no version
         if agent is None:
-            assert run_id.endswith("/undo")  # the one agent that perdure makes by itself, of what another run has done
+            assert run_id.endswith("/undo")  # the only agent that perdure makes itself, from the calls of another run
             continue
         found = compare(run_id, events, state, partial(agent.machine_of, load=golden.load, max_steps=10_000), golden.load)
         assert isinstance(found, Same), found
@@ -132,7 +135,10 @@ def served(golden: Golden) -> dict[tuple[str, str], Agent[Any, Any]]:
 
 # -- one changed byte -------------------------------------------------------------------------------------------------------------
 def test_one_changed_byte_anywhere_is_found(golden: Golden) -> None:
-    """Or all of the above would be green whatever the journals say: in every event another byte, and every column of the envelope."""
+    """Otherwise all tests above could pass with any journal.
+
+    Change one byte in every event, and every column of the envelope.
+    """
     looked = 0
     for run_id, lines in lines_of(golden.folder).items():
         for place, line in enumerate(lines):
@@ -215,7 +221,7 @@ def test_what_was_unfinished_goes_on_to_its_end(golden: Golden, tmp_path: Path) 
 
 
 async def go_on(stage: Stage, run_id: str) -> str:
-    """Do whatever the run waits for, until it has ended."""
+    """Do what the run waits for, until it has ended."""
     app = stage.app
     for _ in range(50):
         if (await app.handle(run_id).row()).status == "paused":
@@ -240,7 +246,7 @@ async def go_on(stage: Stage, run_id: str) -> str:
 # -- the maker --------------------------------------------------------------------------------------------------------------------
 @pytest.mark.long
 def test_making_journals_twice_gives_the_same_bytes(tmp_path: Path) -> None:
-    """A worker that is killed and one that takes over, and a family: what could come out in another order, if anything could."""
+    """A worker that is killed, a worker that takes over, and a family: their events could have a varying order."""
     lives = [life for life in LIVES if life.scene in (begin_everyday, end_everyday, raise_family)]
     assert len(lives) == 3
     for name in ("one", "two"):

@@ -1,4 +1,4 @@
-"""How the lab's own tests call it."""
+"""Functions with which the tests of the lab call the lab."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def says(tool: str, **options: Any) -> Report:
 
 
 def rules(report: Report) -> set[tuple[str, str]]:
-    """What is wrong: which rule, and which tool."""
+    """The findings: which rule, and which tool."""
     return {(problem.rule, problem.tool) for problem in report.problems}
 
 

@@ -1,4 +1,7 @@
-"""The report says no more than was seen: effects out of sight, boundaries not tried, trials that could not be made, and in which words."""
+"""The report claims no more than was seen.
+
+Hidden effects, untested boundaries, trials that failed, and the exact words.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +144,7 @@ def test_the_question_of_an_approval_has_its_name() -> None:
     assert any(boundary == "before_approval_request_persisted: go (call 1)" for boundary in report.baseline.boundaries)
 
 
-# -- what the system does not let be done -----------------------------------------------------------------------------------------
+# -- operations that the system does not permit ----------------------------------------------------------------------
 @tool(effect="idempotent")
 def tidy_up() -> None:
     if Path.cwd().parent.name not in ("trial-00000", "trial-00001"):
@@ -241,7 +244,7 @@ def test_ctrl_c_is_not_lost_in_a_fork(tmp_path: Path, use: str) -> None:
     assert (done.stdout, done.stderr) == ("interrupted\n", "")
 
 
-# -- what cannot be meant -----------------------------------------------------------------------------------------------------------
+# -- arguments that cannot be intended --------------------------------------------------------------------------------
 def test_a_string_is_not_a_list_of_arguments() -> None:
     with pytest.raises(InvalidInput, match=r"crash_matrix\(agent, \['xyz'\]\)"):
         crash_matrix(wards.says, "xyz")

@@ -1,4 +1,4 @@
-"""`perdure crashtest`, as a user types it: real processes, exit codes, one JSON document, a page for others."""
+"""`perdure crashtest`, as a user types it: real processes, exit codes, one JSON document, a page to share."""
 
 from __future__ import annotations
 

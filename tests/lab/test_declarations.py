@@ -1,4 +1,4 @@
-"""Every wrong declaration is found, by the name of its tool, and its honest twin is not accused."""
+"""Every wrong declaration is found with the name of its tool, and no correct declaration is reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def test_a_tool_that_is_what_it_declares_is_not_accused(tool: str) -> None:
     assert {trial.outcome for trial in report.trials} == {"ok"}
     assert {trial.output_equal for trial in report.trials} == {True}
     assert report.figures.kills == report.figures.trials == len(report.trials) >= 4
-    # What may be repeated was: a lab in which nothing happens twice would have killed nobody in the middle of anything.
+    # Calls that may be repeated were repeated: without any repetition, the lab would have killed no process at the
+    # right moment.
     if tool != "looks_for_it":
         assert any(one.tool == tool and one.allowed for trial in report.trials for one in trial.repeated)
 

@@ -1,4 +1,4 @@
-"""Perdure without one of its guards is found out: a lab that cannot fail proves nothing."""
+"""The lab notices when perdure lacks one of its guards: a lab that cannot fail proves nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.testing.lab import victim
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Have every victim, and nobody else, live without that guard."""
+    """Remove that guard in every victim, and in no other process."""
     real = victim.live
 
     def weaken(mutation: str) -> None:

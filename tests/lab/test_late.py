@@ -32,7 +32,7 @@ from perdure.testing.lab.warp import Warp, WarpedLoop
 
 LATE = ["late_tool_effect"]
 BOOK = Path("book")
-CANCELLED, ATTEMPTS = Path("../cancelled"), Path("../attempts")  # of a service: outside of what is compared
+CANCELLED, ATTEMPTS = Path("../cancelled"), Path("../attempts")  # files of a service, outside of the compared folder
 
 
 def words(file: Path) -> list[str]:
@@ -101,7 +101,7 @@ def _(call: Call) -> Outcome:
 
 @tool(timeout=20)
 def drops_what_was_cancelled(call: Call) -> str:
-    """Says "booked" of what it drops, too."""
+    """Answers "booked" even for a request that it drops."""
     return "booked" if f"{call.key}-{call.attempt}" in words(CANCELLED) else book(call.key)
 
 
@@ -275,7 +275,7 @@ def test_a_hook_that_rules_out_what_still_comes_is_named_with_the_way_out() -> N
     assert problem.sentence == "its reconcile hook ruled the call out for good (final=True), and the request arrived afterwards"
     assert "not_happened(), which is believed after timeout= and settle=" in problem.way_out
     assert [(trial.outcome, trial.effects["rules_it_out"], len(trial.world)) for trial in report.trials] == [("wrong", 2, 2)]
-    # Nothing else in the matrix shows it: nobody but a late request comes after a hook that has looked.
+    # Nothing else in the matrix shows it: only a late request comes after a hook has looked.
     others = matrix(books, "rules_it_out", boundaries=lambda words: "rules_it_out" in words and "late" not in words, ledger=entries)
     assert others.ok, others.table()
 
@@ -433,7 +433,7 @@ def test_a_late_request_is_survived_by_a_run_whose_next_process_dies_as_well(whi
     assert len([trial for trial in report.trials if len(trial.boundaries) == 2]) >= 8
 
 
-# -- what the judge makes of it ------------------------------------------------------------------------------------------------------
+# -- the verdicts of the judge ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("after_s", "asked", "outcome"), [(22.5, 1, "not_compared"), (22.5, 2, "wrong"), (2.0, 1, "wrong")])
 def test_a_hook_is_not_accused_of_what_came_later_than_was_promised(after_s: float, asked: int, outcome: str) -> None:
     """Asked for the first time when it was to be believed already: the machine was slow."""
@@ -592,7 +592,7 @@ def test_a_carrier_does_not_outlive_the_lab(interrupted: tuple[subprocess.Popen[
 
 
 def test_fresh_interpreters_carry_too(tmp_path: Path) -> None:
-    """Where importing the target leaves threads behind, every process is one."""
+    """If the import of the target leaves threads, every process is a fresh interpreter."""
     (tmp_path / "app.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
         + STUCK.replace('Path("{asked}").touch()', 'late = Path("sent").exists()')

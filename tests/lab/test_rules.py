@@ -1,4 +1,4 @@
-"""The judge's rules about perdure itself, on evidence that a sound perdure never leaves."""
+"""The judge's rules about perdure itself, with evidence that only a broken perdure would leave."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.testing.lab.spec import CallTold, Intent, Kill, Resolution, TrialTo
 from perdure.testing.lab.trials import Evidence, Planned
 from perdure.testing.lab.world import FileSeen
 
-FIRST, SECOND = 101, 102  # the killed process, and the one that went on
+FIRST, SECOND = 101, 102  # the killed process, and the process that continued
 CALL = CallTold("r", 1, "pay", "keyed", "k", "completed", "d", False, (Intent(1, FIRST), Intent(2, SECOND)), SECOND, (), '"ok"')
 TOLD = TrialTold("succeeded", '"ok"', None, None, None, (CALL,), (), (), 0.0, 1.0)
 

@@ -1,4 +1,7 @@
-"""How trials are run: each a run of its own for whoever is outside, at the pace of whatever is outside, killed where it was to be."""
+"""How trials run.
+
+Each trial is a separate run for the services outside, keeps their pace, and is killed where it should be.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def keys_in(service: str) -> list[str]:
     return Path(service).read_text().split() if Path(service).exists() else []
 
 
-# -- a run of its own -----------------------------------------------------------------------------------------------------------
+# -- separate runs ----------------------------------------------------------------------------------------------------
 @tool
 def ship(service: str, call: Call) -> str:
     with open(service, "a") as file:
@@ -48,7 +51,7 @@ def test_a_service_outside_has_never_seen_the_keys_of_a_trial_before(tmp_path: P
     report = matrix(shipper, service, boundaries=about("tool_effect: ship"))
     assert report.ok, report.table()
     assert len(report.trials) == 3
-    # Twice undisturbed, and once in each trial: none was taken for a repetition of another one.
+    # Twice undisturbed, and once in each trial: no call counted as a repetition of another call.
     assert len(keys_in(service)) == len(set(keys_in(service))) == 5
 
 
@@ -60,7 +63,7 @@ def write_down(number: str, what: str, call: Call) -> str:
 
 @agent(version="1")
 async def dicey(run: Run) -> list[Any]:
-    """Shows everything that follows from a run's id, and goes by chance."""
+    """Shows everything that is derived from a run's id, and depends on chance."""
     number, chance = run.uuid(), run.random.random()
     notes = [await write_down(str(number), f"{run.id} {number.hex}") for _ in range(1 + int(chance * 20))]
     return [str(number), run.uuid().hex[:8], chance, run.id, *notes]
@@ -101,9 +104,9 @@ def test_the_random_uris_of_artifacts_make_no_difference() -> None:
     assert [trial.output_equal for trial in report.trials] == [True]
 
 
-# -- the pace of what is outside ----------------------------------------------------------------------------------------------------
+# -- the pace of outside services -------------------------------------------------------------------------------------
 def later(service: str, key: str, seconds: float) -> None:
-    """The service shows it after a while, whoever is dead by then."""
+    """The service shows the effect after some time, even if the caller is dead by then."""
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; echo {key} >> {service}"], start_new_session=True)
 
 
@@ -172,7 +175,7 @@ def ship_by_sea() -> str:
 
 @ship_by_sea.reconcile
 def _() -> Outcome:
-    return Outcome.not_happened()  # as somebody who looks too early
+    return Outcome.not_happened()  # like a caller that looks too early
 
 
 @agent(version="1")

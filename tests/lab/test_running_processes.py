@@ -1,4 +1,4 @@
-"""The processes of the lab: what they are told, how they are ended, and what is left of them."""
+"""The processes of the lab: their input, how they are ended, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_number_of_a_process_is_not_given_away_before_its_group_is_ended(tmp
         first = yield spec_in(tmp_path / "1")
         pids.append(int((tmp_path / "1/pid").read_text()))
         assert first == 0
-        # It has ended, and nobody else can get its number: what is killed by it later is what it has started.
+        # The process has ended, and its number is not free yet: a later kill reaches only its own processes.
         assert Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         second = yield spec_in(tmp_path / "2")
         assert second == 0

@@ -1,4 +1,4 @@
-"""The lab in a database that others use: runs with ids of their own, and nobody else's are touched."""
+"""The lab in a database with other users: its runs have new ids, and no other run is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents and tools that do what a laboratory has to be ready for."""
+"""Difficult agents and tools that the lab must be able to handle."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_what_a_tool_has_started_ends_with_its_trial(tmp_path: Path) -> None:
     report = matrix(wards.breeds, str(tmp_path), boundaries=about("after_tool_effect"))
     assert report.ok
     started = [int(path.name) for path in tmp_path.iterdir()]
-    assert len(started) == 4  # two undisturbed, one that was killed, one that went on
-    deadline = time.monotonic() + 30  # it is told to die, and does so when it gets its turn
+    assert len(started) == 4  # two undisturbed runs, one that was killed, one that continued
+    deadline = time.monotonic() + 30  # it gets the signal at once, and dies when the system runs it
     while any(map(_is_running, started)):
         assert time.monotonic() < deadline
         time.sleep(0.01)

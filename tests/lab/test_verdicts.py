@@ -1,4 +1,4 @@
-"""What could not be compared is not certified, and what the lab or the system did is nobody's fault."""
+"""Results that could not be compared get no certificate. Faults of the lab or the system are not blamed on a tool."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_file_that_differs_by_itself_is_compared_as_far_as_that_goes(now: File
     assert [one.words for one in differences(TrialFacts(evidence(files={"f": now})), base)] == words
 
 
-# -- what is nobody's fault -----------------------------------------------------------------------------------------------------
+# -- faults that are not the fault of a tool --------------------------------------------------------------------------
 def test_the_temporary_file_of_a_write_that_was_cut_off_is_left_behind_and_not_wrong() -> None:
     report = matrix(vagrants.saves, boundaries=about("during_tool_effect"))
     assert report.ok
@@ -161,7 +161,10 @@ def test_an_answer_that_differs_between_two_that_are_the_same_is_seen() -> None:
 
 
 def test_a_tool_that_did_no_harm_where_nobody_could_look_is_not_innocent() -> None:
-    """Two were called again, and the world shows one of them twice: a trial that was not compared clears nobody."""
+    """Two calls were repeated, and the world shows one of them twice.
+
+    A trial that was not compared proves no tool innocent.
+    """
     other = structs.replace(CALL, number=2, tool="send", key="s")
     both = structs.replace(TOLD, calls=(CALL, other))
     sends = tuple(structs.replace(entry, tool="send", call=2, key="s") for entry in TWICE if entry.call)

@@ -1,4 +1,4 @@
-"""What a run waits for, people, signals, time and children, is given to it alike in every trial, and time costs none."""
+"""A run gets what it waits for (people, signals, time, children) in the same way in every trial, without delay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents and tools that are not the same each time: what the lab may conclude of them, and what not."""
+"""Agents and tools that are not deterministic: what the lab may conclude about them, and what it may not."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ async def charges_late(run: Run, counter: str) -> str:
 
 # -- files that are not the same each time --------------------------------------------------------------------------------------
 def _is_known(call: Call, heeds: bool) -> bool:
-    """Whether this very call was here before. Its key is beside what it writes, so that both kinds leave the same files."""
+    """Was exactly this call here before?
+
+    Its key is stored beside its output, so that both kinds leave the same files.
+    """
     known = Path("keys").exists() and call.key in Path("keys").read_text()
     if not known:
         add("keys", call.key)
@@ -70,7 +73,7 @@ def _is_known(call: Call, heeds: bool) -> bool:
 
 @tool(effect="keyed")
 def bill(heeds: bool, call: Call) -> str:
-    """A file whose name is another one each time."""
+    """A file with a different name each time."""
     if not _is_known(call, heeds):
         Path(f"bill-{uuid.uuid4().hex}.txt").write_text(f"{call.key}\n")
     return "billed"
@@ -107,7 +110,7 @@ def enter_row(heeds: bool, call: Call) -> str:
 
 @tool(effect="keyed")
 def enter_noise(heeds: bool, call: Call) -> str:
-    """Something that nobody but its owner can read."""
+    """Something that only its owner can read."""
     if not _is_known(call, heeds):
         add("entries", "one")
     Path("noise").write_bytes(b"\0" + os.urandom(64))
@@ -124,7 +127,7 @@ async def enters(run: Run, name: str, heeds: bool) -> str:
 
 @tool(effect="idempotent")
 def save() -> str:
-    """Atomically: cut off in its middle it leaves its temporary file behind."""
+    """Writes atomically: if it is cut off in the middle, its temporary file stays."""
     handle, name = tempfile.mkstemp(dir=".")
     os.write(handle, b"saved\n")
     time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""Agents for the crash lab's own tests: each with one thing about it."""
+"""Agents for the tests of the crash lab, each with one special property."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ TOOLS = {
 
 @agent(version="1")
 async def says(run: Run, which: str) -> str:
-    """A read that is its own commit, one call of that tool, and another one."""
+    """A `read` with its own commit, one call of that tool, and another `read`."""
     await reading_read("before")
     await asyncio.sleep(0.06)  # a wait that parks the run, and so has the read on record before the tool is called
     said = await TOOLS[which]("word")
@@ -246,7 +246,7 @@ async def hermit(run: Run) -> str:
 
 @tool(effect="idempotent")
 def starts_process(notes: str) -> None:
-    """A child that would sleep for long, in a note that tells its pid."""
+    """A child process that would sleep for long, and a note with its pid."""
     Path(notes, str(subprocess.Popen(["sleep", "300"]).pid)).touch()
 
 
@@ -282,7 +282,7 @@ async def slow(run: Run) -> None:
 
 @tool(effect="keyed")
 def post(mailbox: str, heed: bool, call: Call) -> None:
-    """Tells somebody outside of the trial's folder, which names the trial."""
+    """Writes to a file outside of the trial's folder, with the name of the trial."""
     box = Path(mailbox, f"{Path.cwd().parent.name}.jsonl")
     if not heed or not box.exists() or call.key not in box.read_text():
         add(str(box), f'{{"key": "{call.key}"}}')

@@ -1,4 +1,4 @@
-"""Servers that are not there: why is told, nothing is lost by it, and a run waits for as long as it makes sense."""
+"""Servers that cannot be reached: the error says why, nothing is lost, and a run waits as long as that is useful."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_cannot_be_started_is_told_with_the_way_out(program, words):
 def test_a_server_that_ends_at_once_is_told_about_with_its_code_and_its_last_words(script, words):
     async def main() -> None:
         async with mcp([sys.executable, "-c", script], name="none") as server:
-            for _ in range(2):  # each process has an end of its own
+            for _ in range(2):  # each process has its own end
                 with pytest.raises(NotSent) as told:
                     await server.toolset()
                 assert str(told.value) == f"server none: {sys.executable} {words}"
@@ -124,7 +124,8 @@ def test_an_error_that_the_server_answers_with_is_not_taken_for_its_end():
     async def main() -> None:
         async with mcp([sys.executable, RUDE], name="rude", timeout=60) as server:
             await server.toolset()
-            # Whoever takes the error for the server's end waits for that end, which does not come: much longer than this.
+            # A caller that treats the error as the server's end would wait for that end, which does not come: much
+            # longer than this.
             async with asyncio.timeout(60):
                 with pytest.raises(ConnectionResetError, match="as you wish"):
                     await server.call("rpc", code=-32000)
@@ -202,7 +203,8 @@ def test_a_server_that_is_away_for_a_while_ends_no_run(tmp_path, away):
         if away == "for a call":
             await server.toolset(run)
         await run.receive("go")
-        return await server.call("delete", name="a")  # it is `once`: proof that nothing was sent lets it be tried again all the same
+        # It is `once`; it is tried again because it is proven that nothing was sent.
+        return await server.call("delete", name="a")
 
     async def main() -> None:
         async with perdure(tmp_path / "journal.db", [patient], clock) as app:

@@ -81,6 +81,33 @@ def test_the_tools_of_a_server_are_durable_calls_with_its_name_its_classes_and_t
     assert [line["tool"] for line in warehouse.ledger()] in (["search", "put", "delete"], ["put", "search", "delete"])
 
 
+def test_no_tool_of_a_server_is_called_in_a_stored_fork_and_a_live_fork_repeats_none(http, tmp_path):
+    server = http.server()
+
+    @agent(version="1")
+    async def shop(run: Run, name: str) -> Any:
+        await server.toolset(run)
+        await server.call("put", name=name, value=3)
+        return [await server.call("delete", name="a"), await server.call("delete", name=name)]
+
+    async def main() -> None:
+        async with app_on(tmp_path, shop) as app:
+            await app.run("shop", "b", id="r")
+            done = [line["tool"] for line in http.ledger()]
+            fork = await app.fork("r", input={"name": "c"}, reads=True, id="s")
+            assert [(call.name, call.args) for call in fork.would_call] == [("warehouse.put", {"name": "c", "value": 3})]
+            assert [line["tool"] for line in http.ledger()] == done
+            await app.live_fork("r", id="f")
+            assert await app.handle("f").result() == [{"result": "deleted a"}, {"result": "deleted b"}]
+            assert [line["tool"] for line in http.ledger()] == done
+            await app.live_fork("r", id="g", input={"name": "c"})
+            assert await app.handle("g").result() == [{"result": "deleted a"}, {"result": "deleted c"}]
+            assert [line["tool"] for line in http.ledger()] == [*done, "put", "delete"]
+        await server.close()
+
+    run(main())
+
+
 def test_the_list_is_the_runs_own_and_says_which_server_it_is_from(stdio, tmp_path):
     server = stdio.server()
     code = shopping(server)
@@ -133,9 +160,9 @@ def test_what_a_tool_fails_with_is_told_and_a_server_that_dies_is_started_again(
             await server.call("fail", why="out of stock")
         except ToolFailed as error:
             told.append([*failure(error), "out of stock" in error.message])
-        told.append(await server.call("faint"))  # dies the first time: it only reads, and is asked again
+        told.append(await server.call("faint"))  # dies the first time: it only reads, so it is asked again
         await server.call("crash")
-        return told  # never: nobody knows whether the crash was after the effect
+        return told  # never reached: it is not known whether the crash came after the effect
 
     async def main() -> None:
         async with app_on(tmp_path, trouble) as app:

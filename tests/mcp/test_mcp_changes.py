@@ -1,4 +1,7 @@
-"""A server that is not what it was when the run began (T30): its list is the run's own, and a changed tool is not called by surprise."""
+"""A server that has changed since the run began (T30).
+
+The run keeps its list of tools, and a changed tool is not called.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 def patient(server: McpServer) -> Agent[Any, Any]:
-    """Takes the list, waits for a word, and then calls; in whatever process that is."""
+    """Takes the list, waits for a signal, and then makes the call, in any process."""
 
     @agent(version="1")
     async def wait(run: Run) -> Any:
@@ -113,7 +116,7 @@ def test_a_list_that_changes_in_silence_is_a_new_runs_all_the_same_and_what_does
         tools = {tool.offered.name: tool for tool in await server.toolset(run)}
         await tools["forget"](name="loud")
         await tools["forget"](name="echo")
-        monkeypatch.setattr(module, "FRESH_S", 0.0)  # half a minute goes by
+        monkeypatch.setattr(module, "FRESH_S", 0.0)  # half a minute has passed
         told = [await tools["with spaces"]()]
         for name in ("loud", "echo"):
             try:
@@ -143,7 +146,7 @@ def test_a_run_that_begins_after_the_server_has_forgotten_the_session_opens_anot
 
         async with app_on(tmp_path, count) as app, mcp(url, name="other", timeout=60) as other:
             there = await app.run(count)
-            await other.toolset()  # who comes last is known to this server, and nobody else
+            await other.toolset()  # this server knows only its last caller
             async with asyncio.timeout(10):
                 assert await app.run(count) == there
 

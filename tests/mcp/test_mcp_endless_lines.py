@@ -1,4 +1,4 @@
-"""Servers that write and do not end the line: they are ended at a limit, and until then a byte costs what every other byte costs."""
+"""Servers that write a line without an end: they are ended at a limit, and up to it each byte costs the same."""
 
 from __future__ import annotations
 

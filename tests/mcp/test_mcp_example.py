@@ -1,4 +1,7 @@
-"""examples/mcp_agent.py, by the commands of its docstring: a ReAct loop over a real server, with a person in the middle."""
+"""examples/mcp_agent.py, with the commands of its docstring.
+
+A ReAct agent, a real server, and an approval by a person.
+"""
 
 from __future__ import annotations
 

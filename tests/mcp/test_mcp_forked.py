@@ -1,4 +1,7 @@
-"""A fork of a run with the tools of a real MCP server: the server gets nothing, or with reads only what reads."""
+"""A fork of a run with the tools of a real MCP server.
+
+The server gets no call, or with `reads` only calls that read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A worker that is killed in the middle of a call: its server goes with it, and another process goes on by effect class."""
+"""A worker that is killed in the middle of a call.
+
+Its server ends too, and another process continues by effect class.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def victim(folder: Path, effect: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("effect", "ends", "attempts"),
     [
-        ("once", "needs_attention", [1]),  # nobody knows: a person is asked
+        ("once", "needs_attention", [1]),  # it is not known whether the call happened: a person is asked
         ("keyed", "succeeded", [1, 2]),  # the same key again
     ],
 )

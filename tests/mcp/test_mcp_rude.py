@@ -1,4 +1,4 @@
-"""Servers without manners: what they list is bounded, what they answer is believed no further than it goes, and nothing hangs."""
+"""Servers that break the rules: their lists and answers are limited and checked, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_schemas_that_would_take_for_ever_are_given_up():
     [
         (["--endless"], "has no end: 100 pages"),
         (["--many", str(MAX_TOOLS + 1)], "more than 1,000"),
-        (["--untyped"], "none that MCP knows: tools.0.inputSchema.type"),
+        (["--untyped"], "breaks the MCP protocol: tools.0.inputSchema.type"),
     ],
 )
 def test_a_list_that_cannot_be_one_is_an_error(flags, words):

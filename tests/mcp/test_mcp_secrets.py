@@ -1,4 +1,4 @@
-"""What `mcp(…)` was trusted with is in no journal and no log, whatever the server does with it (G15)."""
+"""Secrets that `mcp(…)` was given are in no journal and no log, whatever the server does with them (G15)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PART = SECRET[:5]
 
 
 def told_about(server: McpServer, folder: Path, caplog: Any, *calls: tuple[str, dict[str, Any]]) -> list[str]:
-    """What an agent is told of these calls; checks that nothing of the secret is in its journal or in the log."""
+    """What an agent learns about these calls. Checks that neither its journal nor the log contains the secret."""
     caplog.set_level(logging.INFO, "perdure")
 
     @agent(version="1")

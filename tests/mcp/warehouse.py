@@ -1,4 +1,4 @@
-"""What the MCP tests share: the server in a process of its own, over either transport, and its ledger."""
+"""Shared by the MCP tests: the server in a separate process, over either transport, and its ledger."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Warehouse:
         return f"http://127.0.0.1:{self._port}/mcp"
 
     def start(self, *flags: str) -> None:
-        """Start the HTTP server, in the place of the one before."""
+        """Start the HTTP server, which replaces the server before."""
         self.stop()
         command = [sys.executable, POLITE, str(self.ledger_file), "--port", str(self._port), *flags]
         self._process = forked.Popen(command, brings=("mcp.server.mcpserver", "uvicorn"))
@@ -95,7 +95,7 @@ def wait_for_port(port: int, process: subprocess.Popen[Any]) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process still does something; one that has ended and was not collected does not."""
+    """Does the process still do something? A process that has ended and was not reaped does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

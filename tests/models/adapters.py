@@ -1,4 +1,4 @@
-"""The adapters in front of the local provider, and a short way to ask one."""
+"""The adapters with the local provider, and a short function to ask one of them."""
 
 from __future__ import annotations
 

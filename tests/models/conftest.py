@@ -1,4 +1,4 @@
-"""Both SDKs find the provider of a test, and never a key or an address of the developer's shell."""
+"""Both SDKs use the provider of the test, and never a key or an address from the developer's shell."""
 
 from __future__ import annotations
 

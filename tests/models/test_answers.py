@@ -1,4 +1,4 @@
-"""What comes back: every kind of answer in one form, streamed to whoever listens, and nothing odd in it is a failure."""
+"""Answers of models: every kind of answer in one form, streamed to listeners; an unusual answer is no failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from perdure.tool.call import Call
 
 
 def answered(api: Api, provider: Provider, *turns: Turn) -> list[Answer]:
-    """What the model makes of these turns. Each can be written down, and the provider takes it back with results behind it."""
+    """The answers of the model for these turns.
+
+    Each can be encoded, and the provider accepts it back with results after it.
+    """
 
     async def main() -> list[Answer]:
         model = model_for(api)
@@ -98,7 +101,8 @@ def test_a_listener_that_fails_does_not_cost_the_answer(api: Api, provider: Prov
 @pytest.mark.parametrize("api", ["anthropic", "responses"])
 def test_thoughts_are_given_back_unchanged_and_in_their_place(api: Api, provider: Provider) -> None:
     answer = one(api, provider, say("Well.", use("lookup", order="o-1"), thought="Hm … 🤔 what now?"))
-    # The provider has taken its signed thought back: it refuses one that was changed, and one in the wrong place.
+    # The provider has accepted its signed thought back: it refuses a thought that was changed or is in the wrong
+    # place.
     assert "what now?" in str(answer.raw)
     assert "Well." not in str(answer.raw), "what stands in the answer is not written down twice"
     sent = provider.requests()[1].body

@@ -1,4 +1,7 @@
-"""What is sent: whatever stands in a conversation, the request is one that the provider takes, and the same for ever."""
+"""Requests to models.
+
+The provider accepts every conversation, and the same conversation always gives the same request.
+"""
 
 from __future__ import annotations
 

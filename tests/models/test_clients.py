@@ -1,4 +1,7 @@
-"""Clients: made when they are needed, one for each loop, closed with it; and what is said when there can be none."""
+"""Clients of models.
+
+Created when they are needed, one for each loop, closed with the loop; and the error without one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a provider comes out as what it is, with the id of the request, and never with the key in it."""
+"""Faults of a provider become the right kind of failure, with the id of the request and without the key."""
 
 from __future__ import annotations
 
@@ -92,7 +92,10 @@ def test_an_answer_that_is_not_whole_is_no_answer(api: Api, provider: Provider) 
 
 @every_api
 def test_every_prefix_of_a_stream_is_a_failure_and_only_the_whole_an_answer(api: Api, provider: Provider) -> None:
-    """A cut is never taken for an answer, wherever it falls; behind the end nothing is missing but the count of the tokens."""
+    """A cut stream is never taken for an answer, wherever the cut is.
+
+    After the end, only the token count can be missing.
+    """
 
     async def main() -> list[Answer]:
         model = model_for(api)
@@ -111,7 +114,7 @@ def test_every_prefix_of_a_stream_is_a_failure_and_only_the_whole_an_answer(api:
     assert whole.complete
     assert {(answer.text, len(answer.uses), answer.stop) for answer in answers} == {("one two three four", 1, "tools")}
     cut = [line for line in provider.requests() if not line.complete]
-    # For chat the last words behind the reason why it stopped are the usage and [DONE].
+    # For chat, only the usage and [DONE] come after the stop reason.
     assert len(answers) == 40 - len(cut) + (2 if api == "chat" else 0)
 
 
@@ -193,7 +196,7 @@ def test_what_is_known_to_be_spent_is_counted_though_the_answer_is_lost(provider
     provider.script([say("one two three", cached=40)])
     usage, charged = run(main()), provider.requests()[0].tokens
     assert usage is not None
-    # Anthropic says at the beginning what it has read; of the answer it has counted the first token by then.
+    # Anthropic reports the input at the beginning; at that time it has counted one token of the answer.
     assert (usage.tokens_in, usage.tokens_cached, usage.tokens_out, usage.model) == (charged["input"], 40, 1, "claude-test")
     assert usage.usd_micros == (charged["input"] - 40) * 10 + 40 * 1 + 100
 

@@ -1,4 +1,7 @@
-"""A model of one's own, a scripted one and the adapters, as durable calls: what was answered is never asked for again."""
+"""A user's own model, a scripted model and the adapters, as durable calls.
+
+A recorded answer is never requested again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What an answer costs: exact, by the user's price, by the list, or unknown; and never a reason to lose the answer."""
+"""The cost of an answer: exact by the user's price, by the list, or unknown.
+
+An unknown price never loses the answer.
+"""
 
 from __future__ import annotations
 

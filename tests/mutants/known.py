@@ -16,7 +16,7 @@ from tests.crash import test_guards_can_fail, test_mind_guards_can_fail, test_wa
 from tests.mutants.mutant import Known, Store
 from tests.postgres import test_storm_guards
 
-# name → (what the guard is for, which promise it keeps)
+# name → (the purpose of the guard, the promise that it keeps)
 CRASH = {
     "effects_start_before_their_intent_is_durable": ("an effect begins when its intent is durable", "G2"),
     "keys_do_not_contain_the_call_number": ("two intended identical calls have two keys", "T4"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.artifacts import ARTIFACTS
 from tests.mutants.cli import CLI
 from tests.mutants.core import CORE
+from tests.mutants.evolving import EVOLVING
 from tests.mutants.fork import FORK
 from tests.mutants.incidents import INCIDENTS
 from tests.mutants.known import known
@@ -13,7 +14,7 @@ from tests.mutants.outside import OUTSIDE
 from tests.mutants.store import STORE
 from tests.mutants.worker import WORKER
 
-SOURCE: tuple[Mutant, ...] = (*ARTIFACTS, *CLI, *CORE, *FORK, *STORE, *INCIDENTS, *WORKER, *OUTSIDE)
+SOURCE: tuple[Mutant, ...] = (*ARTIFACTS, *CLI, *CORE, *EVOLVING, *FORK, *STORE, *INCIDENTS, *WORKER, *OUTSIDE)
 KNOWN: tuple[Known, ...] = tuple(known())
 BY_NAME = {mutant.name: mutant for mutant in SOURCE}
 ALL: tuple[Mutant | Known, ...] = (*SOURCE, *KNOWN)

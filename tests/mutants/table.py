@@ -55,7 +55,7 @@ _WORDS = {
     "G9": "only the approved arguments run, once, in time, decided by a person who may decide",
     "G10": "a finished run stays finished",
     "G11": "every edit of the journal is detected",
-    "G12": "a run continues with the version that it was started with",
+    "G12": "a run continues with the version that it has begun with",
     "G13": "a drain loses nothing",
     "G14": "limits are checked before the effect",
     "G15": "no secret is recorded or shown",
@@ -92,7 +92,7 @@ _WORDS = {
     "calls": "a call changes its state only as its table allows",
     "duplicates": "a message that is sent twice counts once",
     "security": "text, files and servers of other users cannot control perdure",
-    "specimens": "an imported copy of a run is never driven, and takes nothing",
+    "specimens": "an imported copy of a run is never driven, and accepts no post",
     "storage": "a commit is complete or absent; an unknown outcome is looked up",
 }
 _STORES = {"none": "–", "sqlite": "SQLite", "postgres": "PostgreSQL", "both": "both"}

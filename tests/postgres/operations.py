@@ -1,4 +1,4 @@
-"""Every kind of commit that a store makes, each with how to see that it has happened exactly once."""
+"""Every kind of commit that a store makes, each with a check that it has happened exactly once."""
 
 from __future__ import annotations
 
@@ -320,7 +320,8 @@ def place_in_a_line(store: Store, name: str, url: str) -> PREPARED:
     store.admit(rate, NOW)
 
     def check() -> None:
-        # A place that was taken without our hearing of it must not be taken again: exactly one lies between the first and the next.
+        # If a place was taken and the answer was lost, the place must not be taken again: one place is between the
+        # first and the next.
         assert store.admit(rate, NOW) == places[-1] + SECOND == NOW + 2 * SECOND
 
     return lambda: places.append(store.admit(rate, NOW)), check

@@ -1,6 +1,6 @@
-"""What goes on while it storms: runs with calls of every effect class, timers, approvals, signals and children.
+"""The runs in a storm: calls of every effect class, timers, approvals, signals and children.
 
-What a run does follows from its seed alone, so that afterwards everybody can say what it should have done.
+The seed of a run alone decides what the run does, so that the checks know afterwards what it should have done.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.postgres import storm_service as service
 
 from perdure import Call, Outcome, Retry, Run, Tool, agent, tool
 
-# A storm is no reason to give up: nothing here fails for good.
+# The calls must survive the storm: no retry here ever gives up.
 AGAIN = Retry(attempts=200, base=0.02, factor=1.5, max_delay=0.5, jitter=0.5)
 TIMEOUT_S = 1.5
 
@@ -64,7 +64,7 @@ async def _(what: str, ms: int, call: Call) -> Outcome:
 
 @tool(effect="once", timeout=TIMEOUT_S, retry=AGAIN)
 async def mail(what: str, ms: int, call: Call) -> str:
-    """Nobody can ask what became of it: a person has to look."""
+    """A call without a hook: a person has to find out what happened."""
     return await _act(what, ms, call)
 
 
@@ -174,7 +174,7 @@ AGENTS = (errand, single)
 
 
 def expected(seed: int, *, leaf: bool = False) -> list[Any]:
-    """What the run returns, if a person never had to settle a call."""
+    """The result of the run, if no person had to settle a call."""
     told: list[Any] = []
     for step in plan(seed, leaf=leaf):
         match step:

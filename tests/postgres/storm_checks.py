@@ -1,4 +1,7 @@
-"""What must be true after a storm: nothing lost, nothing doubled, no gap, no run that nobody goes on with."""
+"""What must be true after a storm.
+
+Nothing lost, nothing doubled, no gap, and no run without a worker that can claim it.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,10 @@ def _all(store: Store) -> Iterator[RunRow]:
 
 
 def _check_journal(store: Store, row: RunRow) -> list[Event]:
-    """Whole, in order, under epochs that never fall, with nothing behind its end; and `perdure verify` agrees (G3, G10, G11)."""
+    """Complete, in order, with epochs that never fall, and nothing after its end.
+
+    `perdure verify` agrees (G3, G10, G11).
+    """
     verdict = verify_run(store, row)
     assert verdict.problem is None, f"{row.run_id}: {verdict}"
     events = store.read(row.run_id)
@@ -80,7 +86,7 @@ def _check_journal(store: Store, row: RunRow) -> list[Event]:
 
 
 def _check_acknowledged(folder: Path, journals: dict[str, list[Event]]) -> None:
-    """What was called durable is there, whatever happened to the server (G1)."""
+    """Acknowledged events are there, whatever happened to the server (G1)."""
     promised: dict[str, set[str]] = defaultdict(set)
     for line in (folder / "acknowledged").read_text().splitlines():
         run_id, event_id = line.split()
@@ -143,7 +149,10 @@ def _check_effects(folder: Path, states: dict[str, RunState]) -> dict[str, int]:
 
 
 def _check_bookings(url: str, states: dict[str, RunState]) -> dict[str, int]:
-    """A transaction that is in the journal is in its table, once; and one that is not, is not."""
+    """A transaction in the journal is in its table, once.
+
+    A transaction that is not in the journal is not in the table.
+    """
     with psycopg.connect(url) as connection:
         rows = connection.execute("SELECT run, number, key FROM booked").fetchall()
     booked = Counter(rows)
@@ -155,7 +164,7 @@ def _check_bookings(url: str, states: dict[str, RunState]) -> dict[str, int]:
 
 
 def unfinished(url: str) -> str:
-    """The runs that have not ended: what they wait for, and what happened to them last."""
+    """The unfinished runs: what they wait for, and their last event."""
     store = open_store(url, create=False)
     try:
         now = time.time_ns() // 1000

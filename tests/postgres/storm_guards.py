@@ -1,4 +1,4 @@
-"""What a worker can do otherwise, in its own process: without one of our guards, or asleep at the worst moment."""
+"""Changes to a worker, in its own process: one guard is removed, or the worker sleeps at the worst moment."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def _blind(name: str, column: str) -> None:
 
 
 def leases_are_not_looked_at() -> None:
-    """Whoever expects the right seq may write, whoever holds the run."""
+    """An append with the right seq is accepted, whichever worker holds the run."""
     for name in _GUARDED:
         for column in ("epoch", "nonce", "holder"):
             _blind(name, column)
 
 
 def sleeps_before_its_first_effect() -> None:
-    """Stops when the first intent is durable and nobody has heard of it yet, until somebody wakes it."""
+    """Stops when the first intent is durable and not acknowledged yet, until the test wakes it."""
     real = Drive._durable
 
     def durable(self: Drive, append: Append, result: Sealed | None) -> None:

@@ -1,4 +1,7 @@
-"""Who is out in the storm: workers on machines of their own, and the person who starts runs, answers them and settles doubts."""
+"""The processes in a storm.
+
+Workers on separate machines, and a person who starts runs, answers them and settles doubts.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,16 @@ from perdure.store.api import FINISHED, Filter, RunRow
 log = logging.getLogger("storm")
 LEASE_S = 2.0
 SERVER_AWAY = 75  # the exit code of a worker that found no server when it started, and leaves it to others to start it again
-# Waits that only cost time are short. Nothing in a storm is poison: whoever dies was killed.
+# Waits that only cost time are short. No run counts as poison, because workers die only by kills.
 SETTINGS = Settings(lease_s=LEASE_S, reconcile_margin_s=0.2, park_after_s=0.3, cancel_grace_s=0.5, poison_limit=10_000, drain_timeout_s=5.0)
 _LOOK_EVERY_S = 0.1
 _TO_BE_SURE_S = storm_agents.TIMEOUT_S + 0.5  # after this the service takes nothing any more from an attempt that was given up
 
 
 def work(folder: str, url: str, machine: int, change: str = "", concurrency: int = 200) -> None:
-    """A worker, until SIGTERM. Those of one machine can see by their lock files who of them has died; of others they cannot.
+    """A worker, until SIGTERM. Workers of one machine see each other's lock files, and so notice a death.
 
-    `change` is something that this worker does otherwise than the others.
+    `change`: something that this worker does differently from the others.
     """
     _arrive(folder, f"worker on machine {machine}")
     place = Path(folder) / f"machine-{machine}"
@@ -58,7 +61,7 @@ def work(folder: str, url: str, machine: int, change: str = "", concurrency: int
 
 
 class _Acknowledged:
-    """Keeps a list of what the store has called durable, out of its reach."""
+    """Keeps a list of acknowledged events, in a place that the store does not use."""
 
     def __init__(self, folder: str) -> None:
         self._file = os.open(f"{folder}/acknowledged", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -89,7 +92,7 @@ def _arrive(folder: str, who: str) -> None:
 
 
 class _Person:
-    """Does again whatever the storm has blown away: starting by id, words by key, and a decision counts once."""
+    """Repeats what the storm has interrupted: starts by id, signals by key; a decision counts once."""
 
     def __init__(self, app: Perdure, folder: Path, chance: random.Random, abreast: int) -> None:
         self._app = app
@@ -141,7 +144,7 @@ class _Person:
                 log.info("%s was decided before: %s", row.approval, error)
 
     async def _settle(self) -> None:
-        """Look into the service's books, once nothing of an old attempt can come any more, and say what is true."""
+        """When no request of an old attempt can arrive any more, look into the service's ledger and say what is true."""
         for row in self._app.store.list(Filter(status="needs_attention", limit=1000)):
             if time.time() - row.updated_at / 1e6 < _TO_BE_SURE_S:
                 continue

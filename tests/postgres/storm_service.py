@@ -1,7 +1,8 @@
-"""The service that the storm's tools talk to: a process of its own, which no storm touches, and whose file says what really happened.
+"""The service that the storm's tools use: a separate process without faults, whose file says what really happened.
 
-One request is one line of JSON, and so is its answer. What it did is appended and synced before it answers. A request may say until
-when it is wanted: one that arrives later is refused, so that whoever has found nothing after that time knows that nothing will come.
+One request is one line of JSON, and so is its answer. Each effect is appended and synced before the answer. A request
+may have a deadline: the service refuses it if it arrives later. So if a caller finds nothing after the deadline,
+nothing will arrive any more.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class _Service:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             line = await reader.readline()
-            if line.endswith(b"\n"):  # whoever died while asking has asked for nothing
+            if line.endswith(b"\n"):  # a client that died while it sent has requested nothing
                 writer.write(json.dumps(self._do(json.loads(line))).encode() + b"\n")
                 await writer.drain()
         except OSError:
-            pass  # it has happened, and nobody is there to hear of it: that is what a storm is for
+            pass  # the effect has happened, and the client is gone: a storm must test this
         finally:
             writer.close()
 

@@ -1,4 +1,4 @@
-"""The storm itself: workers that are killed, stopped and drained, a server that is restarted, connections that are cut."""
+"""The faults of a storm: workers are killed, stopped and drained, the server is restarted, connections are cut."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DRAINED_WITHIN_S = 25.0
 
 
 class Storm:
-    """Six workers on three machines, a person, a service and a server. The seed decides what happens to whom, and in which order."""
+    """Six workers on three machines, a person, a service and a server. The seed decides all faults and their order."""
 
     def __init__(self, folder: Path, server: Server, url: str, nursery: Nursery, seed: int, workers: int = 6, abreast: int = 60) -> None:
         self.folder = folder
@@ -49,11 +49,11 @@ class Storm:
         return self.folder / "log"
 
     def rage(self, seconds: float) -> None:
-        """One blow after the other, for so long."""
+        """One fault after the other, for this time."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if not self._bag:
-                # Every kind comes round, in an order of its own each time.
+                # Every kind of fault occurs, in a different order each time.
                 self._bag = [*[self._kill] * 4, *[self._freeze] * 3, *[self._drain] * 2, *[self._cut] * 2]
                 self._bag += [self._fast, self._immediate, self._stall]
                 self._chance.shuffle(self._bag)
@@ -86,7 +86,7 @@ class Storm:
         self._frozen[pid] = time.monotonic() + 60.0
         kept = "SELECT run_id FROM perdure_runs WHERE holder = %s"
         try:
-            self._rest(0.3)  # what it has sent to the server is carried out
+            self._rest(0.3)  # the server executes the statements that were sent
             before = connection.execute(kept, (worker,)).fetchall()
             until = time.monotonic() + 4 * LEASE_S
             while before and time.monotonic() < until:
@@ -98,7 +98,7 @@ class Storm:
             self._thaw(pid)
 
     def calm_down(self, within_s: float) -> None:
-        """Nothing happens any more; everybody goes on, and what was begun comes to its end."""
+        """No more faults; all processes continue, and all runs come to their end."""
         (self.folder / "enough").touch()
         for pid in list(self._frozen):
             self._thaw(pid)
@@ -123,7 +123,7 @@ class Storm:
             self._nursery.wait(pid, 10)
 
     def log_tail(self, lines: int = 20) -> str:
-        """What they said last; of whoever met something unexpected, that."""
+        """The last lines of all logs; for a process with an unexpected error, that error."""
         said = self.log_path.read_text().splitlines()
         unexpected = next((number for number, line in enumerate(said) if line.startswith("Traceback")), None)
         shown = said[-lines:] if unexpected is None else said[unexpected : unexpected + 3 * lines]
@@ -167,7 +167,7 @@ class Storm:
         self.server.start()
 
     def _stall(self) -> None:
-        """It answers nobody for a while, and at times for so long that every lease has run out when it goes on."""
+        """The server does not answer for some time, sometimes for longer than every lease."""
         self.server.pause()
         try:
             self._rest(LEASE_S * self._chance.choice((0.2, 0.5, 1.3)))
@@ -201,7 +201,7 @@ class Storm:
             time.sleep(min(left_s, 0.05))
 
     def _look_after(self, *, hire: bool = True) -> None:
-        """Wake those who have slept long enough, and replace those who have left."""
+        """Wake the processes that have slept long enough, and replace the processes that have ended."""
         assert not hire or self._person_code() in (None, 0), f"the person has left\n{self.log_tail()}"
         for pid, until in list(self._frozen.items()):
             if time.monotonic() >= until:
@@ -212,7 +212,7 @@ class Storm:
                 late = pid in self._draining and pid not in self._frozen and time.monotonic() > self._draining[pid]
                 assert not late, f"worker {pid} has not drained within {_DRAINED_WITHIN_S} s\n{self.log_tail()}"
                 continue
-            # A worker that was told to leave before it had looked up dies of the signal.
+            # A worker that gets SIGTERM before it has installed its handler dies by the signal.
             left_well = (0, SERVER_AWAY, -signal.SIGTERM) if pid in self._draining else (SERVER_AWAY,)
             assert code in left_well, f"worker {pid} has ended with code {code}\n{self.log_tail()}"
             self._forget(pid)

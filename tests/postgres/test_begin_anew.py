@@ -1,4 +1,7 @@
-"""Several who work and wait in one app, while every question to the server takes its time: drains, beginning anew, limits, an answer that fails."""
+"""Several `work` and `result` calls in one app with a slow server.
+
+Drains, a second `work`, limits, an answer that fails.
+"""
 
 from __future__ import annotations
 

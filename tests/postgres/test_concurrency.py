@@ -1,4 +1,7 @@
-"""Many at once on one database: every run is claimed once, no wake-up is lost, no limit exceeded, and a lock that others hold costs time only."""
+"""Many processes on one database: every run is claimed once, no wake-up is lost, and no limit is exceeded.
+
+A lock that another process holds only costs time.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def crowded() -> Iterator[Server]:
 
 @pytest.fixture
 def crowd(crowded: Server) -> Iterator[list[PostgresStore]]:
-    """A hundred workers, each with a store of its own, as a hundred processes have."""
+    """A hundred workers, each with its own store, like a hundred processes."""
     url = crowded.new_database()
     with ExitStack() as stack:
         stores = [stack.enter_context(opened(url)) for _ in range(100)]
@@ -102,7 +105,7 @@ def _herd(crowd: list[PostgresStore]) -> None:
     looks: list[int] = []
 
     def look(number: int) -> None:
-        # What a worker does: see worker._claim.
+        # The steps of a worker: see worker._claim.
         store, kind = crowd[number], serving("lonely")
         looks.append(number)
         ready = store.next_ready(kind)
@@ -137,7 +140,10 @@ def queue(postgres_url: str) -> Iterator[PostgresStore]:
 
 
 def most_held(store: PostgresStore, limit: int) -> int:
-    """How many runs were held at a time at most by twenty who take from a queue with this limit, and give back what they have."""
+    """The most runs that were held at a time.
+
+    Twenty workers claim from a queue with this limit, and release their runs.
+    """
     most: list[int] = []
 
     def work(number: int) -> None:
@@ -170,7 +176,10 @@ def test_without_one_who_chooses_at_a_time_it_would_be(queue, monkeypatch) -> No
 
 
 def is_awake(store: Store, run_id: str) -> bool:
-    """A signal was posted while the run was given up: it is in the journal or lies there unread, once, and somebody will see it."""
+    """A signal was posted during the release.
+
+    It is in the journal or unread in the inbox, once, and a worker will see it.
+    """
     there = sum(event.type == "signal_received" for event in store.read(run_id)) + len(store.unread(run_id))
     assert there == 1, there
     return found(store, run_id).ready_at is not None
@@ -346,7 +355,7 @@ def test_a_blob_that_is_pruned_at_the_moment_is_stored_again(stored, moment) -> 
 def test_the_end_of_a_run_from_outside_meets_a_charge_of_its_child_and_both_are_there(postgres_url) -> None:
     with opened(postgres_url) as store:
         parent = hold(store, "p", budget=Limits(calls=9))
-        # What it has reserved and not spent is given back at its end: that is a change of the budget.
+        # The reserved and unspent amount is freed at the end of the child: this changes the budget.
         assert parent.write(child("p/1"), charge=Charge(reserved=Amounts(calls=2), spent=NOTHING)) == Committed()
         parent.rest("waiting")
         end = partial(store.end, "p", RunFailed(Failure("error", "X", "x")), event_id=uuid.uuid4().hex, now=T0)

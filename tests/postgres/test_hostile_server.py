@@ -1,4 +1,4 @@
-"""A server that asks for the password in a way that gives it away gets nothing, whoever has named the server."""
+"""A server that asks for the password in an unsafe way does not get it, whatever setting has named the server."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_settings_file_may_demand_scram(tmp_path: Path) -> None:
 # -- servers that do no harm ----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def guest(postgres: Server, postgres_url: str) -> Iterator[str]:
-    """The URL of a user whom the server asks for a password by SCRAM; its other users are trusted."""
+    """The URL of a user whom the server asks for a password with SCRAM; other users are trusted."""
     hba = postgres.data / "pg_hba.conf"
     trusting = hba.read_text()
     postgres.execute("SET password_encryption = 'scram-sha-256'")

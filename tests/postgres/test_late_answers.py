@@ -1,4 +1,7 @@
-"""An intent is written, its answer is lost, and another worker makes the call meanwhile: the first one begins nothing when it is back."""
+"""An intent is written, but its answer is lost, and another worker makes the call.
+
+The first worker then begins nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a connection that a transaction tool has in its hands, and to the call, when the server gives out."""
+"""The server fails while a transaction tool uses a connection: what happens to the connection and to the call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def tail_of(store: PostgresStore, hand: Hand, head: Append) -> Append:
 
 @pytest.mark.parametrize("swallows", [False, True])
 def test_a_server_that_gives_out_under_a_tool_is_not_the_tools_failure(postgres_url: str, swallows: bool) -> None:
-    """Or a restart of the server would end a run for good, although nothing has happened; whatever the tool makes of the error."""
+    """Otherwise a restart of the server would end a run for ever, although nothing has happened.
+
+    This must hold whatever the tool does with the error.
+    """
     _execute(postgres_url, "CREATE TABLE notes (text TEXT)")
     with opened(postgres_url) as store:
         hand = hold(store, "r")
@@ -64,7 +67,10 @@ def test_an_error_in_the_tools_own_sql_is_the_tools(postgres_url: str) -> None:
 
 
 def test_what_a_tool_leaves_in_its_session_reaches_nobody_else(postgres_url: str) -> None:
-    """A function can change what a statement may not: a commit that is told before it is kept would be everybody's (G1)."""
+    """A function can change settings that a statement may not.
+
+    Then commits of all callers could be acknowledged too early (G1).
+    """
     _execute(
         postgres_url,
         "CREATE FUNCTION careless() RETURNS text LANGUAGE sql AS "

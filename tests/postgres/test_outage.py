@@ -1,4 +1,7 @@
-"""An outage that lasts longer than a lease: everybody has been silent for as long, and nobody takes anybody else for dead."""
+"""An outage that is longer than a lease.
+
+All workers were silent for the same time, and none counts another as dead.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ IMPATIENT = structs.replace(SETTINGS, lease_s=1.0, concurrency=2)
 
 
 def outlast(postgres: Any, url: str) -> tuple[list[str], list[bool]]:
-    """Two workers, each with two calls under way that outlast the server's absence; what was shipped, and whether each run changed hands."""
+    """Two workers, each with two calls under way during the whole outage.
+
+    Returns what was shipped, and whether each run changed its worker.
+    """
     shipped: list[str] = []
 
     @tool(effect="once", timeout=60)

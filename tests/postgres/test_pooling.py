@@ -1,4 +1,4 @@
-"""Behind a proxy that pools transactions: everything works, and what is lost is the doorbell and the session's lock, as it says."""
+"""A proxy that pools transactions: everything works, except the bell and the session's lock, and perdure says so."""
 
 from __future__ import annotations
 
@@ -111,7 +111,10 @@ def test_the_pooler_may_restart_its_connections_under_us(pooler, postgres, postg
 
 @pytest.mark.parametrize("pooled", [False, True])
 def test_the_death_of_a_worker_on_another_machine(pooler, postgres_url, tmp_path, pooled) -> None:
-    """It is noticed by its connection, or, behind a pooler, when its lease runs out. Another machine is one whose lock files we cannot see."""
+    """The death is noticed by the connection or, behind a pooler, at the end of the lease.
+
+    "Another machine" means: its lock files are not visible here.
+    """
     url = pooler.url(postgres_url) if pooled else postgres_url
     environment = {"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
     process = subprocess.Popen(

@@ -1,4 +1,7 @@
-"""A database that cannot keep a journal, or will not let us in: one line that names it, the rule and the way out, and shows no password."""
+"""A database that cannot keep a journal, or refuses the login: one line that names it, the rule and the way out.
+
+The line shows no password.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def test_a_standby_that_somebody_has_connected_to_by_mistake(postgres, postgres_
         assert type(error) is StoreUnavailable
         assert "read-only standby" in error.in_full()
         assert "connect to the primary" in error.in_full()
-        # One that was open already says the same, and serves again when its primary is back.
+        # A store that was open says the same, and works again when its primary is back.
         with pytest.raises(StoreUnavailable, match="takes no writes"):
             store.create_run(new_run("r"))
         postgres.revive()

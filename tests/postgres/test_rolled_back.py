@@ -1,4 +1,7 @@
-"""Deadlocks, serialization failures and rows that others keep: what was rolled back is done again, and counts once."""
+"""Deadlocks, serialization failures and locked rows.
+
+A transaction that was rolled back is repeated, and counts once.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,15 @@ from perdure.store.postgres.store import PostgresStore
 
 
 class Opponent:
-    """A transaction that locks two rows in the other order than perdure does."""
+    """A transaction that locks two rows in the opposite order to perdure."""
 
     def __init__(self, postgres: Server, url: str) -> None:
         database = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
-        # Each waiter looks for a deadlock once, so long after its wait began; the one that finds it is rolled back.
+        # Each waiting transaction checks for a deadlock once, a fixed time after its wait began. The one that finds it
+        # is rolled back.
         postgres.execute(f"ALTER DATABASE \"{database}\" SET deadlock_timeout = '100ms'")
         self._server, self._url = postgres, url
-        # A superuser may be more patient: it looks long after the other one, and finds nothing.
+        # A superuser can set a longer time: it checks long after the other one, and finds nothing.
         self._connection = psycopg.connect(postgres.url.replace("/postgres?", f"/{database}?"), options="-c deadlock_timeout=60s")
 
     def close(self) -> None:
@@ -59,10 +63,11 @@ class Opponent:
     def meets(
         self, work: Callable[[], object], older: str, younger: str, is_in_between: Callable[[], object]
     ) -> list[BaseException] | None:
-        """What the work raised after a deadlock with us; None when there was none, since the two have missed each other.
+        """The error of the work after a deadlock with this transaction; None if there was no deadlock.
 
-        We lock the younger run, wait until the work has locked the older one (`is_in_between`), and then want the older one. On a busy
-        machine the work may have looked for a deadlock before we want it. Then one of us gives up waiting.
+        This transaction locks the younger run, waits until the work has locked the older run (`is_in_between`), and
+        then waits for the older run. On a busy machine the work may have checked for a deadlock before that. Then one
+        of the two stops waiting.
         """
         before = deadlocks(self._server)
         errors: list[BaseException] = []
@@ -88,7 +93,8 @@ class Opponent:
         assert not working.is_alive()
         if not have_met or any(isinstance(error, Locked) for error in errors):
             return None
-        until(lambda: deadlocks(self._server) == before + 1)  # it is told some time after it has happened
+        # The server counts a deadlock some time after it happened.
+        until(lambda: deadlocks(self._server) == before + 1)
         return errors
 
 
@@ -109,7 +115,7 @@ def test_appends_that_a_deadlock_has_rolled_back_are_made_again_and_count_once(o
         def is_waiting() -> bool:
             return looking.execute(WAITING.encode()).fetchone() != (0,)
 
-        for attempt in range(50):  # until they meet; each time with two runs of its own
+        for attempt in range(50):  # until they meet; each time with two new runs
             names = f"older {attempt}", f"younger {attempt}"
             batch = [hold(store, name).sealed(body, row=row) for name in names]
             answers: list[object] = []
@@ -140,7 +146,8 @@ def test_a_tools_transaction_that_a_deadlock_has_rolled_back_is_not_made_again_b
             connection.execute("INSERT INTO notes VALUES ('paid')")
             if len(calls) == 1:
                 is_in_between.set()
-                # When the opponent waits for us, our wait for it closes the circle, and we are the ones who look for a deadlock.
+                # When the opponent waits for us, our wait closes the circle, and our transaction checks for the
+                # deadlock.
                 until(lambda: looking.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() == (1,))
                 connection.execute("UPDATE others SET n = n + 1 WHERE name = 'younger'")
             return Hand(store, older.lease, head.events[-1].event.seq, head.events[-1].hash).sealed(ThoughtRecorded("result")), None
@@ -159,7 +166,10 @@ def test_a_tools_transaction_that_a_deadlock_has_rolled_back_is_not_made_again_b
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
 def test_under_another_default_isolation_work_is_done_again_and_counts_once(postgres, postgres_url, isolation) -> None:
-    """Single statements run under what the database says: one that meets another's change is rolled back, and made again."""
+    """Single statements use the default isolation of the database.
+
+    After a conflict, a statement is rolled back and repeated.
+    """
     database = psycopg.conninfo.conninfo_to_dict(postgres_url)["dbname"]
     postgres.execute(f"ALTER DATABASE \"{database}\" SET default_transaction_isolation = '{isolation}'")
     make_notes(postgres_url)

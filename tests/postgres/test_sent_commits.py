@@ -1,4 +1,7 @@
-"""Commits that the event loop sends and does not wait for: the same answers as on a thread, whatever becomes of the connection."""
+"""Commits that the event loop sends without waiting.
+
+The same answers as on a thread, even if the connection breaks.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def cut_off(postgres_url: str) -> Iterator[tuple[PostgresStore, Proxy]]:
 
 
 def heard(store: PostgresStore, *appends: Append) -> list[Appended | Exception]:
-    """What a group says that is given these in one turn of its loop."""
+    """The answers of a group that gets these appends in one iteration of its loop."""
 
     async def main() -> list[Appended | Exception]:
         loop = asyncio.get_running_loop()
@@ -61,7 +64,7 @@ def went_on(store: PostgresStore, hand: Hand, run_id: str) -> bool:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The threads that have waited for an answer of the server; not the one that listens."""
+    """The threads that have waited for an answer of the server, without the thread that listens."""
     real, seen = Connection.wait, list[str]()
 
     def wait(self: Connection, *args: object, **kwargs: object) -> object:
@@ -115,7 +118,7 @@ def test_without_its_mark_one_whose_answer_is_lost_would_be_refused(cut_off, mon
 
 
 def test_a_letter_that_another_worker_has_journaled_is_not_taken_for_ones_own(cut_off) -> None:
-    """What comes through the inbox has the id that its sender gave it, whoever journals it, and may stand at the same place."""
+    """An event from the inbox has the id of its sender, whichever worker appends it, and may have the same seq."""
     store, _ = cut_off
     letter = uuid.uuid4().hex
     lost = hold(store, "r", worker="gone")
@@ -172,7 +175,7 @@ def test_more_than_a_socket_takes_at_once_arrives_whole(postgres_url, waits) -> 
 
 
 def test_a_change_without_an_event_is_left_to_the_thread_which_can_fence_it(cut_off, waits) -> None:
-    """An old one that arrives behind a new one could not be told from it: neither has a seq."""
+    """If an old change arrives after a new one, the two cannot be distinguished: neither has a seq."""
     store, proxy = cut_off
     hand = hold(store, "r")
     late = proxy.rule(Cut(MANY, "late", seconds=0.3))
@@ -268,12 +271,12 @@ def test_a_group_that_is_closed_over_one_on_its_way_ends_quietly(cut_off, caplog
     async def main() -> None:
         loop, answers = asyncio.get_running_loop(), list[object]()
         group = GroupCommit(store, loop)
-        store.get("r")  # and its connection lies ready: without one a thread would send it
+        store.get("r")  # and its connection is idle: without an idle connection, a thread would send it
         proxy.rule(Cut(ONE, "before"))
         group.send_now(thought(hand), answers.append)
         await asyncio.to_thread(group.close)
         await asyncio.sleep(0.5)
-        assert answers == []  # nobody knows; the next worker finds out
+        assert answers == []  # the outcome is unknown; the next worker finds out
 
     asyncio.run(main())
     assert "Traceback" not in caplog.text

@@ -1,4 +1,7 @@
-"""What a server can do to us, with a real one: it restarts, recovers, ends our connections, has none left, or falls silent."""
+"""Failures of a real server.
+
+It restarts, recovers, ends our connections, has no free connection, or does not answer.
+"""
 
 from __future__ import annotations
 
@@ -196,7 +199,7 @@ def test_a_process_never_has_more_connections_than_it_may(postgres, postgres_url
 
 @pytest.mark.parametrize("directions", WAYS)
 def test_no_wait_for_a_silent_peer_is_longer_than_it_may_be(postgres_url, directions: tuple[Direction, ...]) -> None:
-    """Whatever is under way when the line falls silent ends in time, and so does whatever is begun meanwhile."""
+    """Everything that is under way when the connection becomes silent ends in time, and so do later calls."""
     with behind_proxy(f"{postgres_url}&connect_timeout=2", ANSWER_S) as (store, proxy):
         hand = hold(store, "r")
         waits: list[float] = []

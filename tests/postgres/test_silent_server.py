@@ -1,4 +1,4 @@
-"""A server that does not answer: whatever a run asks it for, the event loop goes on."""
+"""A server that does not answer: no question of a run to the server blocks the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that takes its time: everything waits for it and nothing else does, the log says so, and afterwards nothing is stranded."""
+"""A slow server: only what needs the server waits for it, the log says so, and afterwards no run is stranded."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_an_app_asks_nothing_of_the_server_on_the_event_loop(postgres_url, monke
     @agent
     async def plain(run: Run) -> str:
         await run.request_approval("go", {}, reason="to be asked")
-        return "x" * 100_000  # more than lies in place
+        return "x" * 100_000  # too large to be inline
 
     async def main() -> None:
         async with Perdure(postgres_url, [plain], settings=SETTINGS) as app:
@@ -206,7 +206,7 @@ def test_a_rate_that_somebody_else_has_locked_holds_up_only_those_who_need_it(po
 
 
 def test_what_a_program_does_on_the_threads_of_its_loop_keeps_the_store_from_nobody(postgres_url) -> None:
-    """They are few and everybody's: questions to the store have threads of their own."""
+    """The loop has few threads, shared by the whole process: questions to the store have their own threads."""
     may_end = threading.Event()
 
     @tool(effect="once")
@@ -277,7 +277,7 @@ def test_every_packet_late_costs_time_and_nothing_else(postgres_url) -> None:
 
 
 def test_a_worker_whose_server_is_away_for_long_keeps_still_and_renews_afterwards(postgres, postgres_url, caplog) -> None:
-    """The lease runs out meanwhile, and nobody is there who could take anything over; then everything goes on where it was."""
+    """The lease ends meanwhile, and no other worker can take over; then everything continues."""
     caplog.set_level(logging.INFO)
     make_notes(postgres_url)
     deeds, ticks, names = Deeds(), Stalls(), [f"e{n}" for n in range(8)]
@@ -297,7 +297,7 @@ def test_a_worker_whose_server_is_away_for_long_keeps_still_and_renews_afterward
             create_errand(store, agents, name)
         async with working(store, agents, structs.replace(SETTINGS, lease_s=2.0, park_after_s=60.0)) as worker:
             ticking = asyncio.ensure_future(ticks.watch())
-            await asyncio.sleep(0.5)  # all of them wait for news by now, in this worker's hands
+            await asyncio.sleep(0.5)  # by now all of them wait in this worker
             going.start()
             await asyncio.to_thread(going.join)
             beat = f"SELECT beat_at FROM perdure_workers WHERE worker = '{worker.id}'"

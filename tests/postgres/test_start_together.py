@@ -1,4 +1,4 @@
-"""Many processes start on one empty database at once: one of them makes the schema, and nobody notices the others."""
+"""Many processes start on one empty database at once: one of them creates the schema, and the others use it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_one_schema(url: str) -> None:
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
 def test_twenty_processes_make_one_schema(postgres, postgres_url, isolation) -> None:
-    """Whatever isolation somebody has made the default there."""
+    """With any default isolation of the database."""
     database = postgres_url.rpartition("/")[2].partition("?")[0]
     postgres.execute(f"ALTER DATABASE \"{database}\" SET default_transaction_isolation = '{isolation}'")
     start_together(postgres_url)

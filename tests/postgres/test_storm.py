@@ -1,6 +1,8 @@
-"""Six workers on one PostgreSQL in a storm: killed, stopped past their leases, drained, cut off, while the server restarts under them.
+"""Six workers on one PostgreSQL in a storm.
 
-`PERDURE_STORM_S` says for how long, `PERDURE_STORM_SEED` which storm it is.
+Killed, stopped past their leases, drained, cut off, while the server restarts.
+
+`PERDURE_STORM_S` says how long the storm takes, `PERDURE_STORM_SEED` which storm it is.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """One of its own: nobody else's tests stand in this weather."""
+    """A server only for the storm, because it disturbs all its clients."""
     own = Server()
     try:
         own.start()
@@ -45,7 +47,7 @@ def server() -> Iterator[Server]:
 
 
 def weather(server: Server, nursery: Nursery, folder: Path, seconds: float) -> None:
-    """A storm of so many seconds, a calm, and a look at what it has left."""
+    """A storm of this many seconds, a calm, and the checks."""
     # It may take longer than any other test, and still not for ever.
     assert sys.__stderr__ is not None
     faulthandler.dump_traceback_later(seconds + 2 * _CALM_S + 90, exit=True, file=sys.__stderr__)
@@ -87,7 +89,7 @@ def check_nobody_is_connected(server: Server) -> None:
 
 
 def check_log(path: Path) -> None:
-    """Nobody met anything that they had not expected."""
+    """No process met an unexpected error."""
     lines = path.read_text().splitlines()
     for number, line in enumerate(lines):
         assert "Traceback" not in line, "\n".join(lines[max(number - 3, 0) : number + 40])

@@ -1,4 +1,4 @@
-"""What keeps a storm from doing harm, one guard at a time: a worker that slept past its lease neither writes nor begins anything."""
+"""The guards against a storm, one at a time: a worker that slept past its lease neither writes nor begins anything."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Scene:
         asyncio.run(main())
 
     def hire(self, machine: int, change: str = "") -> int:
-        # One run at a time: it cannot take a run anew before it has finished with it.
+        # One run at a time: the worker cannot claim a run again before it has finished with it.
         log = self.folder / "log"
         pid = self._nursery.start(
             storm_roles.work, log, self.url, folder=str(self.folder), url=self.url, machine=machine, change=change, concurrency=1
@@ -106,7 +106,10 @@ def is_rested(scene: Scene) -> Callable[[], bool]:
 
 
 def check_a_late_write_is_refused(scene: Scene, change: str = "") -> None:
-    """The run was taken from a silent worker and nobody has it: its seq has not moved, and still the worker may not write (G4)."""
+    """The run was taken from a silent worker, and is not held.
+
+    Its seq has not changed, and still a late write is refused (G4).
+    """
     scene.start("mail", 300)
     sleeper = scene.hire(0, change)
     wait_until(lambda: scene.look()[0].status == "running" and len(scene.look()[1]) >= 3, 15, "nobody has begun")
@@ -118,7 +121,7 @@ def check_a_late_write_is_refused(scene: Scene, change: str = "") -> None:
     row, events = scene.look()
     late = [event.type for event in events if event.epoch == 1 and event.seq > before]
     assert not late, "a worker wrote under a lease that it had lost"
-    # It took the run anew, as anybody could: what it did under the old lease is in doubt.
+    # The worker claimed the run again, as any worker could: its call under the old lease is in doubt.
     assert row.status == "needs_attention", row
     assert scene.effects() <= 1
 
@@ -148,7 +151,7 @@ def test_a_worker_that_slept_past_its_lease_begins_nothing_that_it_had_meant_to_
 
 
 def test_the_delay_that_a_service_is_given_is_no_time_for_a_worker_to_sleep(scene: Scene) -> None:
-    """The tool has settle=120. A worker that slept past its lease between the intent and the effect begins nothing all the same."""
+    """The tool has settle=120. Still, a worker that slept past its lease between intent and effect begins nothing."""
     scene.start("ship_by_a_slow_service", 0)
     sleeper = scene.hire(0, "sleeps_before_its_first_effect")
     wait_until(lambda: psutil.Process(sleeper).status() == psutil.STATUS_STOPPED, 15, "the worker has not fallen asleep")

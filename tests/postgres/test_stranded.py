@@ -1,4 +1,7 @@
-"""A run that a live worker holds is driven by it, or given up: whoever was cancelled or cut off while it claimed leaves nothing behind (G6)."""
+"""A live worker drives every run that it holds, or releases it.
+
+A worker that was cancelled or cut off during a claim leaves no run behind (G6).
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def test_who_is_cancelled_while_it_claims_strands_nothing(postgres_url: str) -> 
 
 
 def test_a_run_whose_row_somebody_has_locked_holds_up_no_other_run_of_its_worker(postgres_url: str) -> None:
-    """A parent is inside a transaction tool, say, and its child ends: the child waits, and nobody else."""
+    """For example, a parent is inside a transaction tool and its child ends: only the child waits."""
     heard: dict[str, tuple[float, Any]] = {}
 
     async def main(store: PostgresStore) -> None:

@@ -1,4 +1,7 @@
-"""The answer to a commit is lost, in every way and at every kind of commit: what the caller hears is what has happened, and it happens once."""
+"""The answer to a commit is lost, in every way and for every kind of commit.
+
+The caller still learns what has happened, and it happens once.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,9 @@ from perdure.store.api import Append, Committed, Refused, RowChange
 from perdure.store.postgres import database, journal
 from perdure.store.postgres.store import PostgresStore, open_postgres
 
-# Of each kind so many, so that all together are more than two hundred. Silence costs the whole time that an answer may take.
+# The number of rounds of each kind: together more than two hundred. Silence takes the whole time-out of an answer.
 ROUNDS: dict[Moment, int] = {"before": 3, "after": 5, "late": 3, "silent": 1}
-PATIENT_S = 10.0  # where nobody is silent, for a machine that is busy
+PATIENT_S = 10.0  # if nothing is silent, for a busy machine
 NO_STATUS = "SELECT NULL::text WHERE $1::text <> ''"  # as a server answers that cannot tell
 MOMENTS: list[Moment] = ["before", "after", "late", "silent"]
 SILENT = (
@@ -86,7 +89,10 @@ def test_that_a_transaction_was_rolled_back_is_said_at_once(postgres_url) -> Non
 
 
 def test_a_commit_that_never_arrives_ends_when_the_server_gives_it_up(postgres_url) -> None:
-    """Its transaction lies open, with the row locked, until the server's own patience is over: only then is it certain what became of it."""
+    """The transaction stays open, with the row locked, until the server's own time-out.
+
+    Only then its outcome is certain.
+    """
     with behind_proxy(postgres_url, answer_s=1.0) as (store, proxy):
         hold(store, "r").rest("waiting")
         late = proxy.rule(Cut(COMMIT, "late", seconds=2.5))
@@ -118,7 +124,7 @@ def test_the_answer_of_the_clearing_up_can_be_lost_too(cut_off, postgres_url, mo
         proxy.clear()
     assert types(store, "resting")[2:] == ["approval_requested"]
     assert [len(types(store, f"r{n}")) for n in range(3)] == [3, 3, 3]
-    # Whatever nonce the leases have by now, their holders go on with them.
+    # Whatever nonces the leases have now, their holders continue with them.
     for hand, run_id in ((one, "one"), (many[0], "r0")):
         hand.seq, hand.head = hand.seq + 1, found(store, run_id).head
         assert hand.write(ThoughtRecorded("b")) == Committed()
@@ -140,7 +146,7 @@ def test_a_call_whose_approval_has_expired_before_its_intent_was_written_leaves_
 
 
 def test_whoever_gives_up_an_append_that_was_never_cleared_up_may_still_write_something_else(cut_off) -> None:
-    """As a worker does that stops driving a run: with a nonce of which nobody knows whether it is there, the run would be stranded."""
+    """Like a worker that stops driving a run: with a nonce that may not be in the row, the run would be stranded."""
     store, proxy = cut_off
     hand = hold(store, "r")
     proxy.rule(Cut(ONE, "before"))
@@ -153,13 +159,17 @@ def test_whoever_gives_up_an_append_that_was_never_cleared_up_may_still_write_so
 
 
 def late_word(store: PostgresStore, proxy: Proxy) -> str | None:
-    """What a run's row says after an old change of it has reached the server behind a new one. No seq tells the two apart."""
+    """The row of a run after an old change has reached the server later than a new change.
+
+    No seq distinguishes the two.
+    """
     hand = hold(store, "r")
 
     def say(waiting_for: str) -> Append:
         return hand.sealed(row=RowChange("running", waiting_for=waiting_for))
 
-    proxy.rule(Cut(MANY, "after"))  # so that the lease has been fenced before: what is late is not of the claim's own nonce
+    # So that the lease was fenced before: the late append does not have the nonce of the claim.
+    proxy.rule(Cut(MANY, "after"))
     assert store.append([say("first")]) == [Committed()]
     late = proxy.rule(Cut(MANY, "late", seconds=3.0))
     assert store.append([say("old")]) == [Committed()]
@@ -184,7 +194,7 @@ def test_without_a_new_nonce_it_would_not_be(cut_off, monkeypatch) -> None:
 
 
 def test_an_append_that_is_under_way_is_waited_for(cut_off, postgres_url) -> None:
-    """The statement hangs behind somebody's lock when its connection breaks: the fence comes after it, and finds it written."""
+    """The statement waits for a lock when its connection breaks: the fence comes after it, and finds it written."""
     store, proxy = cut_off
     hand = hold(store, "r")
     append = hand.sealed(ThoughtRecorded("a"))
@@ -229,7 +239,7 @@ def test_a_worker_that_loses_commits_at_random_does_everything_once(postgres_url
 
 
 async def lose_commits(proxy: Proxy, chance: random.Random) -> None:
-    """One commit after the other, of whatever kind comes next."""
+    """One commit after the other, of the next kind each time."""
     while True:
         moment = chance.choices(MOMENTS, [6, 6, 6, 1])[0]
         cut = proxy.rule(Cut(f"{ONE}|{MANY}|{COMMIT}", moment, nth=chance.randint(1, 3), seconds=chance.uniform(0.0, 0.1)))
@@ -241,13 +251,16 @@ async def lose_commits(proxy: Proxy, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_server_that_cannot_tell_what_became_of_a_transaction_is_asked_for_its_traces(cut_off, postgres_url, monkeypatch, moment) -> None:
-    """A server that has recovered or taken over may have given its number to somebody else: that it is there, its rows alone can tell."""
+    """A server that has recovered, or taken over, may have given the transaction's id to another.
+
+    Only its rows are proof.
+    """
     others = {"before": "committed", "after": "aborted"}[moment]
     monkeypatch.setattr(database, "_STATUS", f"SELECT '{others}' WHERE $1::text <> ''")
     store, proxy = cut_off
     for name, (marker, prepare) in OPERATIONS.items():
         if name == "sign_of_life":
-            continue  # it has no trace of its own, and is given again anyway
+            continue  # it leaves no rows, and is repeated anyway
         do, check = prepare(store, name, postgres_url)
         proxy.rule(Cut(marker, moment))
         insist(do)
@@ -273,7 +286,7 @@ def test_the_last_connection_is_given_back_before_its_commit_is_cleared_up(postg
 
 
 def test_what_has_arrived_of_a_group_whose_other_half_has_not_is_not_refused_when_it_is_sent_again(cut_off, postgres_url) -> None:
-    """Appends that go in one statement are committed before those that need more; the caller hears one answer for the whole group."""
+    """Appends in one statement are committed before the others; the caller gets one answer for the whole group."""
     store, proxy = cut_off
     plain, resting = hold(store, "plain"), hold(store, "resting")
     group = [plain.sealed(ThoughtRecorded("a")), resting.sealed(asking("ap"), call=1)]
@@ -290,7 +303,10 @@ def test_what_has_arrived_of_a_group_whose_other_half_has_not_is_not_refused_whe
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_what_only_begins_like_a_transaction_of_which_nobody_has_heard_is_not_taken_for_it(cut_off, more) -> None:
-    """Two answers in a row are lost: that of a tool's transaction, which has happened, and that of the append in which its call is given back."""
+    """Two answers in a row are lost.
+
+    Of a tool's transaction that happened, and of the append that takes back its call.
+    """
     store, proxy = cut_off
     hand = hold(store, "r")
     head = hand.sealed(ThoughtRecorded("intent"))
@@ -305,7 +321,10 @@ def test_what_only_begins_like_a_transaction_of_which_nobody_has_heard_is_not_ta
 
 
 def test_a_refusal_that_is_about_something_else_leaves_the_lease_as_it_is(cut_off, postgres_url) -> None:
-    """The clearing up has given the lease another nonce; whoever gives the run up after the refusal must have it."""
+    """The lease has another nonce after the first lost answer.
+
+    The release after the refusal must use the new nonce.
+    """
     store, proxy = cut_off
     plain, hand = hold(store, "plain"), hold(store, "r")
     proxy.rule(Cut(f"{ONE}|{MANY}", "before"))

@@ -1,4 +1,4 @@
-"""A caller that waits for a run of another process goes on waiting during an outage of the database."""
+"""A caller that waits for a run of another process continues to wait during an outage of the database."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def test_whoever_waits_goes_on_waiting_when_the_database_is_away_for_a_moment(po
                 result = group.create_task(handle.result())
                 followed = group.create_task(_seqs(handle))
                 await asyncio.sleep(0.2)
-                cut = proxy.rule(Cut(question, "before", times=4))  # a read that was cut off is tried once more by itself
+                # A read that was cut off is repeated once by itself.
+                cut = proxy.rule(Cut(question, "before", times=4))
                 said = await result, await followed
                 assert cut.made == 4
                 other.drain()

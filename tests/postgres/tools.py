@@ -1,4 +1,7 @@
-"""What the tests of PostgreSQL's failures share: a store with short patience, a look behind its back, and agents whose effects are counted."""
+"""Shared by the tests of PostgreSQL's failures.
+
+A store with short time-outs, direct queries, agents with counted effects.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +71,9 @@ def value(url: str, statement: str, *params: Any) -> Any:
 
 
 def check_journals(url: str, *, whole: bool = True) -> None:
-    """Every journal has all its events once, its chain holds, its row agrees with it, and epochs count the claims (G1, G3, G10, G11).
+    """Every journal is complete, its chain holds, its row agrees, and epochs count the claims (G1, G3, G10, G11).
 
-    Those that a test has written by itself need not make sense as a whole.
+    Journals that a test has written itself need not make sense as a whole.
     """
     store = open_store(url)
     try:
@@ -98,7 +101,7 @@ def _head_of(store: Store, run_id: str) -> bytes:
 
 
 def insist(do: Callable[[], T], within_s: float = 60.0) -> T:
-    """Do it until it is acknowledged, as whoever calls the store does. What was not acknowledged may be asked for again."""
+    """Repeat it until it is acknowledged, as a caller of the store does."""
     deadline_s = time.monotonic() + within_s
     while True:
         try:
@@ -110,7 +113,7 @@ def insist(do: Callable[[], T], within_s: float = 60.0) -> T:
 
 
 def at_once(works: Sequence[Callable[[], T]], within_s: float = 60.0) -> list[T]:
-    """All of them, each in a thread of its own, begun at the same moment; their results in order."""
+    """Run all of them, each in its own thread, started at the same moment. Returns their results in order."""
     gate = threading.Barrier(len(works))
     results: dict[int, T] = {}
     errors: list[BaseException] = []
@@ -231,7 +234,10 @@ def create_run_of(store: Store, kind: Agent[Any, Any], name: str, *args: Any) ->
 
 
 def send_news(store: Store, names: Sequence[str], chance: random.Random) -> None:
-    """To each run what it waits for, at some moment. Sent twice, as whoever got no answer would: the key tells."""
+    """Send to each run what it waits for, at some moment.
+
+    Each is sent twice, as after a lost answer: the key identifies it.
+    """
     for name in chance.sample(list(names), len(names)):
         time.sleep(chance.uniform(0.0, 0.1))
         body = SignalReceived("news", codec.pack(codec.encode(name))[0], "ann", name)

@@ -1,4 +1,4 @@
-"""Agents whose runs are recorded, and the world that their tools act on: it survives every power loss."""
+"""Agents whose runs are recorded, and the world that their tools change: this world survives every power loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG = 70_000  # characters: more than an event holds
 
 
 class World:
-    """What has happened outside, by the key of the call; `note` tells the log of the disk in the same moment."""
+    """The effects outside, by the key of the call; `note` also writes them into the log of the disk."""
 
     def __init__(self, note: Callable[[object], None] = lambda mark: None, before: dict[str, Effect] | None = None) -> None:
         self.note = note
@@ -31,11 +31,11 @@ class World:
         return f"{what} done"
 
     def knows(self, key: str) -> bool:
-        """What the service answers when it is asked."""
+        """The answer of the service when a hook asks it."""
         return key in self.happened
 
 
-WORLD = [World()]  # the one there is at the moment
+WORLD = [World()]  # the present world
 
 
 @tool(effect="read")
@@ -88,7 +88,7 @@ async def mumble(what: str, call: Call) -> str:
 
 @agent(version="1")
 async def trade(run: Run, order: str) -> list[str]:
-    """One call after the other, two at once, one of every effect class, a large result, a timer."""
+    """Calls one after the other, two at once, one of every effect class, a large result, a timer."""
     run.note(f"trading {order}")
     seen = await asyncio.gather(look(order), look(f"{order}/history"))
     done = [await pay(f"{order} paid"), await book(f"{order} sale"), await ship(f"{order} shipped")]
@@ -114,7 +114,7 @@ async def hear(run: Run, count: int) -> list[Any]:
 
 @agent(version="1")
 async def doubt(run: Run, what: str) -> str:
-    """A call of which nobody knows whether it has happened."""
+    """A call whose outcome is unknown."""
     return await mumble(what)
 
 

@@ -1,4 +1,4 @@
-"""What is found in a folder after a power loss, by the real store and the real `verify`, on real files."""
+"""Examines a folder after a power loss, with the real store and the real `verify`, on real files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Booking = tuple[str, int]  # run and call
 
 @dataclass
 class Findings:
-    """What the disk has to say."""
+    """What was found on the disk."""
 
     hashes: dict[str, list[bytes]] = field(default_factory=dict)  # by run, in order
     event_ids: set[str] = field(default_factory=set)
@@ -69,11 +69,11 @@ def _overwrite(path: Path, content: bytes) -> None:
 
 
 def recovered(path: Path) -> bytes | str:
-    """A digest of the whole database as SQLite makes it out of the files, through perdure's own way to connect; or what is wrong with it."""
+    """A digest of the whole database, as SQLite recovers it with perdure's own way to connect; or the problem."""
     try:
         connection = connect_file(path, "full", 1.0)
         try:
-            # Nothing but time is saved by this: whoever looks closer lays the files out again.
+            # This only saves time: a closer examination uses a new copy of the files.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             return hashlib.sha256(connection.serialize("main")).digest()
         finally:
@@ -89,7 +89,7 @@ def opened(path: Path) -> Iterator[SqliteStore]:
 
 
 def examine(path: Path) -> Findings:
-    """Open it as perdure does, and look at everything: every run, what lies beside it, the guards, every page."""
+    """Open it as perdure does, and examine everything: every run, the other rows, the guards, every page."""
     found = Findings()
     try:
         with opened(path) as store:

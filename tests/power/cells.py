@@ -1,6 +1,6 @@
-"""Where in a SQLite file the rows of a table lie: every byte of each row's cell, wherever its overflow pages are.
+"""Where the rows of a table are in a SQLite file: every byte of each row's cell, with its overflow pages.
 
-Read from the format's description, not asked of SQLite, which does not tell.
+This is computed from the description of the file format, because SQLite does not tell it.
 """
 
 from __future__ import annotations

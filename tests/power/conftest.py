@@ -1,4 +1,7 @@
-"""A folder in memory: the disk that matters here is the one in the log, and this one is written to tens of thousands of times."""
+"""A folder in memory.
+
+The tests are about the disk in the log; the real folder is written tens of thousands of times.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The disk under the real SQLite, with a log of everything that reaches it, and faults to order.
+"""The disk under the real SQLite, with a log of everything that reaches it, and faults that a test can request.
 
-The files are real ones, and SQLite's own file layer does the work: what is written down here is what it was told to do. Whether and when
-it syncs the folder is not visible at that layer; so the one system call that opens a folder for this is watched as well. Shared memory
-(-shm) is no file to SQLite after a power loss, and is left out.
+The files are real, and SQLite's own file layer does the work: the log has the operations that SQLite requested.
+Whether and when SQLite syncs the folder is not visible at that layer. So the system call that opens a folder for this
+is watched too. Shared memory (-shm) is left out, because SQLite ignores it after a power loss.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file from before the recording, which is on the disk for good."""
+    """A file from before the recording, which is certainly on the disk."""
 
     name: str
     inode: int
@@ -66,7 +66,7 @@ class FolderSynced:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Not the disk's: something that perdure has told somebody, or that a tool has done to the world, at this moment."""
+    """Not an operation of the disk: an answer of perdure, or an effect of a tool, at this moment."""
 
     mark: object
 
@@ -161,7 +161,7 @@ class _RecordingFile(apsw.VFSFile):
             if trouble.fault == "sync fails":
                 self._disk.log.append(Synced(self._inode, failed=True))
                 raise apsw.IOError("fsync failed, as ordered")
-            return  # a lie: SQLite is told that all is well
+            return  # a lie: SQLite is told that the sync succeeded
         super().xSync(flags)
         self._disk.log.append(Synced(self._inode))
 

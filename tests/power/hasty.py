@@ -1,4 +1,4 @@
-"""An event loop on which waiting takes a fraction of its time: a worker that waits before it tries a disk again is no reason for us to."""
+"""An event loop with short waits: a worker waits before it tries a disk again, and the tests must not wait."""
 
 from __future__ import annotations
 

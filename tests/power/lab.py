@@ -1,4 +1,4 @@
-"""The walk through a log: at every point of it every kind of power loss, each result opened, read, verified and held against what was told."""
+"""Goes through a log: every kind of power loss at every point. Each result is opened, read, verified and compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.power.told import Told
 
 
 class Lab:
-    """Counts what it has looked at; `folder` is where every state is laid out."""
+    """Counts what it has examined; every state is written into `folder`."""
 
     def __init__(self, folder: Path, scenario: Scenario, seed: str) -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ def check_effects(world: World, found: Findings, where: str) -> None:
 
 
 def points(log: list[Op]) -> Iterator[tuple[int, Told, Medium]]:
-    """Every point of the log, with what was told and what has reached the disk by then."""
+    """Every point of the log, with the answers so far and the operations that have reached the disk."""
     told, medium = Told(), Medium()
     yield 0, told, medium
     for place, op in enumerate(log, 1):

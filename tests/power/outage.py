@@ -1,19 +1,22 @@
 """What a disk may hold after a power loss: the model.
 
-The power goes at some point of the log of disk.py. Then
-- what was written to a file before its last sync that succeeded is there;
-- of what came after it, each write, extension and truncation is there or not, independently of all others, in the same file and in
-  others, whatever their order was: a later one may have reached the disk and an earlier one not;
-- a write may be there in part, in pieces of 512 or of 4096 bytes, any of them; what is missing of it is what was there before, and zeros
-  where the file was shorter;
-- a file that was created or deleted is so for good once its folder was synced; until then its name may stand for what it stood for
-  after any of the changes to that name;
-- after a sync that failed the system may have forgotten what it should have written (it reports that once): no later sync makes up for
-  it, only writing it again does.
-The middle of a sync is the same as the moment before it: part of what it is about has arrived.
+The power fails at some point of the log of disk.py. Then:
 
-Assumed of the disk, as SQLite does by default: a write leaves the bytes beside it alone (powersafe overwrite), and what is on the disk
-can be read back as it is. A disk that says that it has synced and has not is beyond this; test_checks_can_fail.py shows what it costs.
+- Data that was written to a file before its last successful sync is there.
+- Each write, extension and truncation after that sync is there or not, independently of all others, in this file and
+  in other files. The order does not matter: a later write may have reached the disk, and an earlier one not.
+- A write may be there in part, in pieces of 512 or of 4096 bytes, any of them. In place of the missing pieces there is
+  the earlier content, or zeros where the file was shorter.
+- The creation or deletion of a file is durable when its folder was synced. Until then the name may refer to the file
+  that it referred to after any of the changes to that name.
+- After a sync that failed, the system may have dropped the data of that sync (the system reports this once). No later
+  sync writes this data; the data has to be written again.
+
+A power loss in the middle of a sync has the same results as one right before it: a part of the data has arrived.
+
+The model assumes the same as SQLite does by default: a write does not change the bytes beside it (powersafe
+overwrite), and data on the disk can be read back unchanged. A disk that reports a sync without doing it is outside of
+this model; test_checks_can_fail.py shows the damage.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ SECTORS = (512, 4096)
 @dataclass(slots=True)
 class _Change:
     op: Written | Cut
-    settled: bool = False  # it is on the disk for good
+    settled: bool = False  # it is certainly on the disk
     doubtful: bool = False  # a sync of it has failed
 
 
@@ -83,7 +86,8 @@ class Medium:
 
     def __init__(self) -> None:
         self._files: dict[int, _File] = {}
-        self._names: dict[str, list[int | None]] = {}  # what each may stand for: the first for sure, up to a sync of the folder
+        # Name → the files that it may refer to: the first is certain, the others until a sync of the folder.
+        self._names: dict[str, list[int | None]] = {}
 
     def take(self, op: Op) -> None:
         """The next operation."""
@@ -127,7 +131,7 @@ class Medium:
                 torn = chance.choice(wide)
                 yield "one torn", self._image({id(torn): _tear(chance, torn)}, {})
             if len(unsure) > 1:
-                # The last one is what the point before had not seen.
+                # The last operation is the one that the point before did not have.
                 yield "one lost", self._image({id(chance.choice(unsure[:-1])): _WHOLLY}, {})
                 kept = chance.choice(unsure)
                 yield "one alone", self._image({id(change): _WHOLLY for change in unsure if change is not kept}, {})
@@ -140,7 +144,7 @@ class Medium:
         return [self._files[inode] for inode in sorted({inode for stages in self._names.values() for inode in stages if inode})]
 
     def _image(self, lost: dict[int, _Lost], stages: dict[str, int]) -> Image:
-        """The folder without what is lost; a name stands for its last file, unless `stages` says for which."""
+        """The folder without the lost operations; a name refers to its last file, unless `stages` says another."""
         chosen = {name: options[stages.get(name, -1)] for name, options in self._names.items()}
         return {name: self._files[inode].content(lost) for name, inode in chosen.items() if inode is not None}
 

@@ -1,4 +1,4 @@
-"""What is recorded: whole runs with everything that happens to them. A scenario can be played again on whatever a power loss has left."""
+"""What is recorded: whole runs with everything that happens to them. A scenario can run again after any power loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from perdure.store.sqlite.queries import QUERIES
 
 SETTINGS = Settings(poll_s=0.002, park_after_s=0, reconcile_margin_s=0, unknown_deadline_s=0, flush_s=0.005, linger_s=0)
 ROUNDS = 60
-TRIES = 10  # of whatever a disk that fails has refused
+TRIES = 10  # how often an operation is repeated that a failing disk has refused
 ENOUGH = 4
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ CROWD: Runs = {f"c{n}": Start(agents.small, (f"c{n}",), [f"c{n} one done", f"c{n
 
 
 class Player:
-    """People and a clock around an app: whatever a run waits for comes, however often this is played."""
+    """People and a clock around an app: each run gets what it waits for, however often the scenario is repeated."""
 
     def __init__(self, path: Path, runs: Runs, clock: ManualClock) -> None:
         self.path = path
@@ -157,7 +157,7 @@ class Player:
 
 
 async def patiently(action: Callable[[], Awaitable[T]]) -> T:
-    """As whoever is told that the store is unavailable would: try again."""
+    """Repeat the operation, as a caller does if the store is unavailable."""
     for left in reversed(range(TRIES)):
         try:
             return await action()
@@ -225,9 +225,9 @@ SCENARIOS = {
 
 
 def record(scenario: Scenario, path: Path, trouble: Trouble | None = None) -> list[Op]:
-    """Everything that the disk has seen while the scenario was played once, with every answer and effect at its place.
+    """Everything that the disk has seen while the scenario ran once, with every answer and effect at its place.
 
-    On a disk that fails for ever it is given up when that was tried often ENOUGH, as by somebody who pulls the plug.
+    On a disk that fails for ever, the scenario ends after ENOUGH attempts.
     """
     log: list[Op] = []
 
@@ -246,8 +246,10 @@ def record(scenario: Scenario, path: Path, trouble: Trouble | None = None) -> li
 
 
 def _end_process() -> None:
-    """What the kernel does at the end of a process, for the one that was played here: a worker that could not sign off keeps its lock
-    until then, since its tools may still run."""
+    """What the kernel does at the end of a process.
+
+    A worker that could not unregister keeps its lock until then, because its tools may still run.
+    """
     for descriptor in list(closed_in_children):
         os.close(descriptor)
     closed_in_children.clear()
@@ -267,7 +269,7 @@ async def _played(scenario: Scenario, path: Path, trouble: Trouble | None) -> No
 
 
 def resume(scenario: Scenario, path: Path, world: World) -> dict[str, Any]:
-    """Play it to its end on what is there; the outputs."""
+    """Run the scenario to its end on these files. Returns the outputs."""
     agents.WORLD[0] = world
     player = Player(path, scenario.runs, ManualClock(1_700_010_000.0))
 

@@ -1,4 +1,7 @@
-"""A bit that has turned over, anywhere in the file: inside an event it is found and the event is named; elsewhere it never tells another story (G11)."""
+"""A bit has changed somewhere in the file.
+
+Inside an event, the change is found and the event is named. In other places, the history stays the same (G11).
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,10 @@ from perdure.store.api import RunRow, Served, Stored
 from perdure.store.sqlite.store import SqliteStore
 
 MAKERS = {"runs at rest": make_zoo, "runs that wait": make_waiting}
-# The type of the first column, which lies in the key and so takes no bytes: no value, or "0", which takes none either. Nobody reads it.
+# The type of the first column. This column is in the key and takes no bytes: its type is NULL or "0". No code reads
+# it.
 ZERO = 8
-TYPES, ROW_TYPES = 12, 60  # bytes at the beginning of a record that say what the others are
+TYPES, ROW_TYPES = 12, 60  # how many bytes at the beginning of a record describe the types of its columns
 
 
 @pytest.fixture(params=MAKERS)
@@ -114,13 +118,13 @@ def _verdict(flipped: Flipped, row: RunRow, seq: int, column: int, bit: int) -> 
     assert verdict.problem is not None, f"event {seq} of run {row.run_id}, byte {column} of its record, bit {bit}: not found"
     if verdict.seq == seq:
         return "the event is named"
-    # With another size or key it is in another place, and what is missing first depends on which one.
+    # With another size or key the event is in another place, and the first missing event depends on it.
     assert column < 0, f"event {seq} of run {row.run_id}, byte {column}, bit {bit}: {verdict}"
     return "another event is named"
 
 
 def _read(flipped: Flipped, run_id: str) -> None:
-    """A worker that would take the run up is told in our own words, if it is told anything."""
+    """A worker that would claim the run gets an error of perdure, if it gets an error."""
     try:
         flipped.store.read(run_id)
     except StoreError:
@@ -182,11 +186,11 @@ def histories(store: SqliteStore) -> dict[str, list[Stored]]:
 
 
 def test_a_bit_that_turns_over_elsewhere_is_named_or_changes_nothing_that_is_read(path: Path) -> None:
-    """… in headers, indexes, the schema, rows beside the journal, free space: and nothing but our own errors comes of it."""
+    """In headers, indexes, the schema, other rows, free space: the only errors are errors of perdure."""
     with closing(Flipped(path)) as flipped:
         content, written = flipped.content, histories(flipped.store)
         inside = {place for cell in flipped.table("perdure_events") for place in cell.places}
-    # Most of a file is zeros that nobody ever wrote to: a byte among others that are none is worth more.
+    # Most of a file is zeros that were never written. So choose bytes near other bytes that are not zero.
     used = [place for place in range(len(content)) if place not in inside and content[max(0, place - 8) : place + 8].strip(b"\0")]
     chance, found = random.Random(6), Counter[str]()
     for place in chance.sample(used, 600):

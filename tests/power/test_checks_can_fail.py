@@ -1,4 +1,7 @@
-"""The power-loss lab is itself tested: with a disk that lies, or perdure without one of its guards, it must find a state that is wrong."""
+"""Tests of the power-loss lab.
+
+With a disk that lies, or without one of perdure's guards, it must find a wrong state.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +65,10 @@ def test_a_checkpoint_that_does_not_sync_the_database_damages_it(folder: Path) -
     # The first one is not a checkpoint's: it makes the file a database.
     first, *later = [op for op in log if isinstance(op, Synced) and op.inode == 1]
     assert len(later) > 5
-    # A checkpoint has copied pages into the database, and the log was begun anew. Without the sync, the power loss takes these
-    # pages. SQLite says that the file is malformed; or, if it reads a long text of the schema first, whose pages it reads past
-    # its cache, that the read was short (SQLITE_IOERR_SHORT_READ), which perdure translates: "is damaged".
+    # A checkpoint has copied pages into the database, and the log has begun again. Without the sync, the power loss
+    # loses these pages. SQLite says that the file is malformed. If it first reads a long text of the schema, whose
+    # pages it reads without its cache, it says that the read was short (SQLITE_IOERR_SHORT_READ); perdure translates
+    # this to "is damaged".
     wrong(
         folder,
         [op for op in log if op is first or not any(op is one for one in later)],
@@ -90,7 +94,7 @@ def test_an_effect_that_begins_before_its_intent_is_durable_is_found(folder: Pat
     def ready(core: RunCore, call: CallState) -> None:
         core._running.add(call.number)
         core._out.begin_now.append(core._begin_of(call))
-        core._dirty_since = core._mono  # the flush of what was recorded before must not get ahead of the effect
+        core._dirty_since = core._mono  # the flush of earlier events must not come before the effect
 
     monkeypatch.setattr(RunCore, "_ready", ready)
     wrong(folder, recorded(folder, FIRST), FIRST, "effects without a durable intent")

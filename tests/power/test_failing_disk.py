@@ -1,4 +1,7 @@
-"""A disk whose sync or write fails, once or for ever, at any operation (section 4): what perdure says is true, and stays so when the power goes."""
+"""A disk whose sync or write fails, once or always, at any operation (section 4).
+
+What perdure reports is true, and stays true if the power fails.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tests.power.scenarios import SCENARIOS, record, resume
 from tests.power.told import Told
 
 Failure = Literal["sync fails", "disk full", "write fails", "write fails half way"]
-AFTER = 14  # operations: the failed commit, and the one that is tried again
+AFTER = 14  # operations: the failed commit, and its repetition
 
 
 def told_by(log: list[Op]) -> Told:
@@ -65,7 +68,7 @@ def test_a_disk_that_fails_for_ever_is_told_as_it_is_and_the_run_goes_on_on_a_so
         told = told_by(log)
         told.hold_against(examine(path))
         lab.survey(log, each=1, resume_every=40, between=(trouble.place, trouble.place + AFTER))
-        # The machine goes on as it is, with another disk under it.
+        # The machine continues, with another disk.
         world = World(before=told.effects)
         assert resume(scenario, path, world) == {run_id: start.output for run_id, start in scenario.runs.items()}
         found = examine(path)

@@ -1,4 +1,7 @@
-"""The power goes at any moment of a run, and the disk has kept any part of what was not synced (G1, G2): nothing told is lost, and the run goes on."""
+"""The power fails at any moment of a run, and the disk has kept any part of the data that was not synced (G1, G2).
+
+No acknowledged event is lost, and the run continues.
+"""
 
 from __future__ import annotations
 

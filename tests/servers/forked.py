@@ -1,11 +1,12 @@
-"""Python programs in processes of their own, at a tenth of their price: a server that has imported perdure forks one for each.
+"""Python programs in separate processes, ten times cheaper: a server that has imported perdure forks each of them.
 
     done = forked.run([sys.executable, "-m", "perdure", "list"], cwd=folder, capture_output=True, text=True, timeout=60)
     worker = forked.Popen([sys.executable, "-m", "perdure", "worker", "shop.py"], cwd=folder, stdout=subprocess.PIPE, text=True)
 
-As with subprocess: own pid, arguments, environment, folder, streams, exit code, and signals reach it. What happens before the first line
-of a program does not happen: no PYTHON… variable but PYTHONPATH is looked at, the locale and the hash seed are the server's, and the
-modules of perdure are there already. Nor are its modules taken apart after the last line. Tests of just that start an interpreter.
+As with subprocess, the program has its own pid, arguments, environment, folder, streams and exit code, and gets
+signals. But the start and the end of an interpreter are missing: of all PYTHON… variables only PYTHONPATH is used, the
+locale and the hash seed are those of the server, the modules of perdure are already loaded, and they are not cleaned
+up after the last line. Tests of these things start a real interpreter.
 """
 
 from __future__ import annotations
@@ -91,14 +92,15 @@ class Popen(subprocess.Popen[Any]):
         return code
 
     def _learn(self) -> None:
-        with self._one_at_a_time:  # a thread may wait while another one asks
+        with self._one_at_a_time:  # one thread may wait while another sends a request
             if self.returncode is None:
                 said = os.read(self._told, 64)
                 self.returncode = int(said) if said else -signal.SIGKILL  # the server has ended, and has killed it
 
     def __del__(self) -> None:
         super().__del__()
-        if getattr(self, "returncode", None) is not None:  # of one that still lives subprocess keeps a list, and asks again
+        # Subprocess keeps a list of processes that are alive, and asks again.
+        if getattr(self, "returncode", None) is not None:
             os.close(self._told)
 
 
@@ -136,7 +138,7 @@ class _Server:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LARGEST_REQUEST)
             self._requests.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST_REQUEST)
             environ = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "PG"))}
-            # In a session of its own: Ctrl-C is for pytest, whose end the server notices by its socket.
+            # In a separate session: Ctrl-C is for pytest, and the server notices the end of pytest by its socket.
             command = [sys.executable, __file__, str(theirs.fileno()), *brings]
             self._process = subprocess.Popen(command, env=environ, pass_fds=[theirs.fileno()], start_new_session=True)
 
@@ -163,9 +165,12 @@ def _server(brings: tuple[str, ...]) -> _Server:
 
 # -- its own side -------------------------------------------------------------------------------------------------------------
 def _serve(requests: socket.socket, base: list[str]) -> None:
-    """Fork until the tests' end of the socket is closed; then kill whoever still lives. A child runs its program, and never returns."""
+    """Fork until the tests close their end of the socket; then kill all children.
+
+    A child runs its program and never returns.
+    """
     alive: dict[int, tuple[int, int]] = {}  # the pidfd → the pid, where to tell its exit code
-    ours: set[int] = set()  # who has a session of its own looks after itself
+    ours: set[int] = set()  # a child with its own session is not in this set
     while True:
         for ready in select.select([requests.fileno(), *alive], [], [])[0]:
             if ready != requests.fileno():
@@ -187,7 +192,8 @@ def _serve(requests: socket.socket, base: list[str]) -> None:
                 _leave(None)
             pidfd = os.pidfd_open(pid)
             alive[pidfd] = pid, fds[3]
-            (ours.discard if request["session"] else ours.add)(pidfd)  # the number may have been another one's
+            # The descriptor number may have belonged to another child.
+            (ours.discard if request["session"] else ours.add)(pidfd)
             for fd in fds[:3]:
                 os.close(fd)
             requests.send(str(pid).encode())
@@ -199,12 +205,15 @@ def _bury(pidfd: int, pid: int, telling: int) -> None:
     try:
         os.write(telling, str(code).encode())
     except BrokenPipeError:
-        pass  # nobody has waited for it
+        pass  # no caller has waited for it
     os.close(telling)
 
 
 def _become(request: dict[str, Any], streams: Sequence[int], base: list[str]) -> None:
-    """Everything that a new interpreter would do for this command line. Whatever the program raises goes to the end of our own."""
+    """Do everything that a new interpreter would do for this command line.
+
+    Exceptions of the program go to our own end.
+    """
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
     os.closerange(3, 256)
@@ -214,7 +223,7 @@ def _become(request: dict[str, Any], streams: Sequence[int], base: list[str]) ->
     os.environ.clear()
     os.environ.update(request["env"])
     time.tzset()
-    sys.dont_write_bytecode = True  # a cache tells files apart by the second, and tests write several within one
+    sys.dont_write_bytecode = True  # a cache distinguishes files by the second, and tests write several in one second
     sys.stdin, sys.stdout, sys.stderr = _text(sys.stdin, 0), _text(sys.stdout, 1), _text(sys.stderr, 2)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     path = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder] + base
@@ -232,7 +241,10 @@ def _become(request: dict[str, Any], streams: Sequence[int], base: list[str]) ->
 
 
 def _leave(wish: str | int | None) -> NoReturn:
-    """The end of an interpreter but for the taking apart, which would copy every page that we share. Any other error ends it whole."""
+    """The end of an interpreter without its cleanup, which would copy every shared page.
+
+    Any other error ends it completely.
+    """
     if isinstance(wish, str):
         print(wish, file=sys.stderr)
     threading._shutdown()  # type: ignore[attr-defined]
@@ -248,7 +260,7 @@ def _text(old: TextIO, number: int) -> Any:
 
 
 def _main() -> None:
-    del sys.path[0]  # this folder, which is nobody's but ours
+    del sys.path[0]  # this folder, which only the server uses
     base = sys.path[len([folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]) :]
     from perdure.cli import VERBS
 

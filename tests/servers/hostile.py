@@ -1,4 +1,7 @@
-"""A server that is no PostgreSQL: it speaks the start-up of the protocol, asks for a password in the way it wants, and keeps what it gets."""
+"""A server that is no PostgreSQL.
+
+It speaks the start-up of the protocol, asks for a password, and keeps what it gets.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ _AUTHENTICATION = {
 
 
 class HostilePostgres:
-    """Listens on a free port of loopback until the block ends. `told` is everything that clients have sent after their start-up packet."""
+    """Listens on a free port of loopback until the block ends.
+
+    `told`: what clients have sent after their start-up packet.
+    """
 
     def __init__(self, asks: Asks) -> None:
         self._asks = asks
@@ -71,6 +77,6 @@ class HostilePostgres:
         client.sendall(message(b"R", _AUTHENTICATION[self._asks]))
         while chunk := client.recv(65536):
             self.told += chunk
-            # Whatever it was, it was wrong: the client ends, and does not wait.
+            # Every password is refused: so the client ends, and does not wait.
             client.sendall(message(b"E", b"SFATAL\0VFATAL\0C28P01\0Mpassword authentication failed\0\0"))
             return

@@ -1,4 +1,4 @@
-"""A listening socket with an asyncio loop in a thread of its own: what the proxy and the pooler stand on."""
+"""A listening socket with an asyncio loop in a separate thread. The proxy and the pooler use it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Peer:
             return b""
 
     async def write(self, raw: bytes) -> None:
-        """Send, or do nothing if the other side is gone: its reader learns that anyway."""
+        """Send. If the other side is gone, do nothing: its reader notices that anyway."""
         try:
             self.writer.write(raw)
             await self.writer.drain()
@@ -39,14 +39,14 @@ class Peer:
             pass
 
     def reset(self) -> None:
-        """Close with RST: the other side gets an error at once, and what was in flight is thrown away."""
+        """Close with RST: the other side gets an error at once, and data under way is dropped."""
         if self.writer.is_closing():
             return
         self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     def close(self) -> None:
-        """Close in order: what was written still arrives."""
+        """Close in order: data that was written still arrives."""
         self.writer.close()
 
     async def read_startup(self) -> bytes:
@@ -112,7 +112,8 @@ class Listener:
         assert task is not None
         self._tasks.add(task)
         client = Peer(reader, writer)
-        # asyncio sets it only for sockets that know their protocol by number, and accepted ones do not; without it an answer takes 40 ms.
+        # asyncio sets this option only for sockets with a known protocol number, and accepted sockets have none.
+        # Without the option an answer takes 40 ms.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await self._serve(client)

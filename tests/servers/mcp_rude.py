@@ -1,9 +1,9 @@
-"""An MCP server without manners, by hand: it speaks the protocol of 2025, and lies, cuts off and overdoes as it is told.
+"""An MCP server that breaks the rules: it speaks the protocol of 2025, and lies, cuts off and exaggerates on request.
 
     python tests/servers/mcp_rude.py [--port PORT] [--endless] [--untyped] [--many N] [--locked] [--flood]
 
-Over HTTP it also answers with the statuses that gateways have: the tool `status` is asked for one. It repeats what it was trusted with:
-the Authorization header in its pages, and RUDE_SECRET in its errors.
+Over HTTP it also answers with the statuses of gateways: an argument of the tool `status` chooses the status. It
+repeats its secrets: the Authorization header in its pages, and RUDE_SECRET in its errors.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def called(params: dict[str, Any]) -> dict[str, Any]:
             return {"content": []}
         case "status":
             raise Cut(arguments["status"])
-        case "forget":  # and nobody is told
+        case "forget":  # without telling the client
             TOOLS[:] = [tool for tool in TOOLS if tool["name"] != arguments["name"]]
             return {"content": []}
         case "nonsense":
@@ -205,7 +205,7 @@ def handler(told: argparse.Namespace) -> type[http.server.BaseHTTPRequestHandler
                 self._send(200, json.dumps(said).encode(), "application/json")
 
         def _cut(self, status: int) -> None:
-            if status == 404:  # it has forgotten everybody
+            if status == 404:  # the server has forgotten all sessions
                 self.sessions.clear()
             if status == 0:  # the connection is cut before a word was said
                 self.close_connection = True

@@ -1,4 +1,4 @@
-"""An MCP server with tools of every kind, over stdio or streamable HTTP, which keeps a ledger of what it really did.
+"""An MCP server with tools of every kind, over stdio or streamable HTTP, with a ledger of what it really did.
 
     python tests/servers/mcp_server.py LEDGER [--port PORT] [--legacy] [--without TOOL] [--changed TOOL] [--writable TOOL]
 
@@ -31,7 +31,7 @@ told = argparse.Namespace()
 
 
 def note(what: str, tool: str, ctx: Context[Any, Any], **arguments: Any) -> None:
-    """Write it down, whole and at once: the process may be killed right after."""
+    """Write the line completely and at once: the process may be killed right after."""
     meta = {name: value for name, value in (ctx.request_context.meta or {}).items() if str(name).startswith("perdure/")}
     line = json.dumps({"what": what, "tool": tool, "arguments": arguments, "meta": meta, "pid": os.getpid()}) + "\n"
     descriptor = os.open(told.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -74,7 +74,7 @@ def fail(why: str, ctx: Context[Any, Any]) -> str:
 
 @server.tool()
 async def slow(seconds: float, ctx: Context[Any, Any]) -> str:
-    """Take its time, and leave something for good."""
+    """Take some time, and leave a permanent effect."""
     note("begun", "slow", ctx, seconds=seconds)
     await asyncio.sleep(seconds)
     note("done", "slow", ctx, seconds=seconds)
@@ -91,7 +91,7 @@ async def ponder(seconds: float, ctx: Context[Any, Any]) -> str:
 
 @server.tool()
 def crash(ctx: Context[Any, Any]) -> str:
-    """Do it, and die before anybody hears of it."""
+    """Have the effect, and die before the answer."""
     note("done", "crash", ctx)
     os._exit(9)
 
@@ -119,7 +119,7 @@ def large(chars: int) -> list[TextContent]:
 
 @server.tool()
 def beget() -> list[TextContent]:
-    """Start a process that would outlive everybody, in a session of its own."""
+    """Start a process in its own session, which would outlive all others."""
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
     return [TextContent(type="text", text=str(child.pid))]
 
@@ -132,13 +132,13 @@ def complain(words: str) -> str:
 
 
 def renamed(name: str, ctx: Context[Any, Any], reason: str) -> str:
-    """What `delete` is after a change: it wants a reason."""
+    """The tool `delete` after a change: it requires a reason."""
     note("done", "delete", ctx, name=name, reason=reason)
     return f"deleted {name} for {reason}"
 
 
 def searched(query: str, ctx: Context[Any, Any], limit: int = 10, offset: int = 0) -> list[TextContent]:
-    """What `search` is after a change: it takes one thing more."""
+    """The tool `search` after a change: it has one more parameter."""
     note("done", "search", ctx, query=query, limit=limit, offset=offset)
     return [TextContent(type="text", text=f"found {query} from {offset}")]
 
@@ -183,7 +183,7 @@ def main() -> None:
         try:
             server.run("stdio")
         finally:
-            while told.stubborn:  # whatever has happened to its pipes
+            while told.stubborn:  # whatever happens to its pipes
                 signal.pause()
     else:
         server.run("streamable-http", host="127.0.0.1", port=told.port, json_response=told.json)

@@ -1,4 +1,7 @@
-"""A transaction-pooling proxy in the spirit of pgbouncer's transaction mode, and harsher: no client keeps a connection by luck."""
+"""A proxy that pools transactions like pgbouncer's transaction mode, but stricter.
+
+No client keeps a connection by luck.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,20 @@ from tests.servers.wire import (
 
 _IDLE = b"I"
 _ACCEPTED = {"user", "database", "application_name", "client_encoding", "DateStyle", "TimeZone", "standard_conforming_strings"}
-"""What a client may say at its start. All of it is ignored; anything else is refused, as pgbouncer does unless it is told not to."""
+"""The parameters that a client may send at its start.
+
+All are ignored; others are refused, as pgbouncer does by default.
+"""
 
 
 class Pooler:
-    """Few connections to one database, as the user of the URL; every transaction gets the one that was idle longest.
+    """Few connections to one database, as the user of the URL.
 
-    What a session leaves behind (SET, advisory locks, prepared statements, LISTEN) is met by whoever comes next, unless `discard` says
-    to run DISCARD ALL in between. Notifications that nobody is there to hear are dropped, cancel requests are ignored.
+    Each transaction gets the connection that was idle longest.
+
+    State that a session leaves behind (SET, advisory locks, prepared statements, LISTEN) reaches the next client,
+    unless `discard` says to run DISCARD ALL in between. Notifications without a listener are dropped, cancel requests
+    are ignored.
     """
 
     def __init__(self, url: str, size: int = 3, discard: bool = False) -> None:
@@ -40,7 +49,7 @@ class Pooler:
         self._database = parts.path.removeprefix("/")
         self._discard = discard
         self._greeting: bytes | None = None
-        # None stands for a connection that is yet to be opened. First in, first out: that is what rotates them.
+        # None means a connection that is not open yet. First in, first out: this rotates the connections.
         self._free: asyncio.Queue[_Backend | None] = asyncio.Queue()
         for _ in range(size):
             self._free.put_nowait(None)
@@ -164,7 +173,7 @@ class _Backend:
             self.peer.reset()
             if self.holder is not None:
                 self.holder.close()
-            if not self.is_free:  # one that is free has its place in the queue already
+            if not self.is_free:  # a free connection is in the queue already
                 self._free.put_nowait(None)
 
     async def _hear(self, answer: Message) -> None:

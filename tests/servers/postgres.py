@@ -1,4 +1,4 @@
-"""A PostgreSQL of our own for tests and benchmarks: real, durable (fsync is on), killable, and gone afterwards."""
+"""A PostgreSQL server for tests and benchmarks: real, durable (fsync is on), killable, and deleted afterwards."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from tests.servers.undertaker import bury, end_processes, hire, processes_in, se
 
 SUPERUSER = "admin"
 OWNER = "app"
-"""Who owns the databases that tests get: nobody special, so that nothing of ours comes to need a superuser."""
+"""The owner of the databases that tests get: an ordinary user, so that perdure never needs a superuser."""
 
-_PATIENCE_S = 150.0  # after a crash PostgreSQL syncs every file of every test's database first: half a minute beside busy disks
+# After a crash PostgreSQL first syncs every file of every test's database: half a minute with busy disks.
+_PATIENCE_S = 150.0
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -139,7 +140,8 @@ class Server:
                 self.wait_ready()
                 return
             except PortTaken:
-                # Somebody took the port after we had chosen it. Until the first answer nobody knows ours, so another one will do.
+                # Another process took the port after we had chosen it. Before the first answer no client knows our
+                # port, so choose another.
                 if self._has_answered:
                     raise
                 self.port = _free_port()
@@ -147,7 +149,7 @@ class Server:
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Return when it answers on its port, and the one that answers there is ours."""
+        """Return when our own server answers on its port."""
         deadline = time.monotonic() + _PATIENCE_S
         while self._status() not in ("ready", "standby"):
             assert self._postmaster is not None, "the server was not started"
@@ -179,10 +181,14 @@ class Server:
             self._postmaster.wait(_PATIENCE_S)
 
     def pause(self) -> None:
-        """SIGSTOP for all its processes: connections stay open, the kernel still accepts new ones, and nothing answers."""
+        """SIGSTOP for all its processes.
+
+        Connections stay open, the kernel still accepts new ones, and there is no answer.
+        """
         assert self._postmaster is not None, "the server was not started"
         self._postmaster.send_signal(signal.SIGSTOP)
-        # Only the postmaster forks, so once it stands still the others are all there are; the one it was forking shows up a moment later.
+        # Only the postmaster forks. When it is stopped, there are no new processes, except one that it was just
+        # forking.
         while running := [process for process in processes_in(self.folder) if not _is_stopped(process)]:
             for process in running:
                 send(process, signal.SIGSTOP)
@@ -208,7 +214,7 @@ class Server:
         return found
 
     def revive(self) -> None:
-        """Bring it to its normal state, whatever a test has done to it: running, not paused, no standby."""
+        """Bring the server to its normal state, whatever a test has done to it: running, not paused, no standby."""
         self.resume()
         if (self.data / "standby.signal").exists():
             self.stop("immediate")
@@ -233,12 +239,15 @@ class Server:
         return self._url(name, OWNER)
 
     def drop(self, url: str) -> None:
-        """Drop a database, whoever is connected to it."""
+        """Drop a database, even if clients are connected to it."""
         name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
         self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def give_back(self, url: str) -> None:
-        """Drop a database, or keep it for the next who wants a new one: with nothing in it, it differs from one by its name alone."""
+        """Drop a database, or keep it for the next test that wants a new one.
+
+        An empty one differs only by its name.
+        """
         name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
         self.part(url)
         try:
@@ -256,17 +265,17 @@ class Server:
         """End every connection to a database, and wait until they are gone."""
         name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
         with psycopg.connect(self.url, autocommit=True, connect_timeout=10) as superuser:
-            # A client's end takes a moment to be noticed; what it has sent is done or undone by then.
+            # The server notices the end of a client a little later; by then its statements are done or rolled back.
             while superuser.execute(_END_ALL, (name,)).fetchall():
                 pass
 
     def clear(self, url: str) -> None:
-        """Take everything out of a journal that is there, and whatever else was made beside it: many times faster than a new one."""
+        """Delete everything from an existing journal, and all other tables: many times faster than a new journal."""
         with self._inside(url) as superuser:
             superuser.execute(_CLEAR)
 
     def reuse(self, url: str, beside: str) -> None:
-        """The same for one that others may still be connected to, and then make as its owner what belongs beside it."""
+        """The same for a database that may still have clients; then create the other tables as its owner."""
         with self._inside(url) as superuser:
             while superuser.execute(f"{_END_OTHERS} AND pid <> pg_backend_pid()").fetchall():
                 pass
@@ -274,7 +283,7 @@ class Server:
             superuser.execute(f"SET ROLE {OWNER}; {beside}".encode())
 
     def pour(self, source: str, target: str) -> None:
-        """Put what is in one database into the tables of another one, which is clear: rows, and where its counters stand."""
+        """Copy the rows and counters of one database into the empty tables of another."""
         with self._inside(source) as giver, self._inside(target) as taker, taker.transaction():
             taker.execute("SET LOCAL session_replication_role = replica")
             for (name,) in giver.execute(_TABLES).fetchall():
@@ -322,7 +331,7 @@ class Server:
             )
 
     def _url(self, database: str, user: str) -> str:
-        # Whoever tests with a proxy reads the protocol on the way.
+        # Tests with a proxy read the protocol on the way.
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}?sslmode=disable&gssencmode=disable"
 
     def _initdb(self, settings: dict[str, str]) -> None:
@@ -348,7 +357,7 @@ class Server:
         self._create_owner()
 
     def _create_owner(self) -> None:
-        # Single-user mode: there is an owner before anybody can connect.
+        # Single-user mode: the owner exists before any client can connect.
         subprocess.run(
             [self._bin / "postgres", "--single", "-D", self.data, "postgres"],
             input=f"CREATE ROLE {OWNER} LOGIN\n",
@@ -362,7 +371,7 @@ class Server:
         )
 
     def _status(self) -> str:
-        """What the postmaster says about itself, and not one that was killed and left its file."""
+        """The status of our own postmaster, not of one that was killed and left its file."""
         try:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
@@ -382,7 +391,7 @@ def check_ours(url: str, data: Path) -> None:
 
 
 def _own_folder() -> Path:
-    # Not pytest's tmp_path: it lies below a folder that only we may enter. Resolved, since processes are found by this name.
+    # Not pytest's tmp_path: only this user may enter it. Resolved, because processes are found by this name.
     return Path(tempfile.mkdtemp(prefix="perdure-pg-")).resolve()
 
 

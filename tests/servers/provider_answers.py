@@ -1,6 +1,6 @@
-"""A turn of the script in the wire formats of the providers, whole or as the events of a stream.
+"""A turn of the script in the wire formats of the providers, complete or as the events of a stream.
 
-A turn is what `say` returns: plain JSON, so that it travels to the server's process. Whatever in it is hostile is meant.
+A turn is what `say` returns: plain JSON, so that it can be sent to the server's process. Hostile content is intended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Count(TypedDict):
 
 
 def count(body: dict[str, Any], turn: Turn) -> Count:
-    """The fixed rule: four bytes of JSON are a token. `input` is all of it, with what was cached and stored."""
+    """A fixed rule: four bytes of JSON are a token. `input` counts everything, with the cached and stored tokens."""
     asked = {name: body[name] for name in ("system", "instructions", "messages", "input", "tools") if name in body}
     said = [turn["text"], turn["uses"], turn["thought"]]
     return {
@@ -55,7 +55,7 @@ def _tokens(value: Any) -> int:
 
 
 def _named(uses: list[Use], prefix: str, place: int) -> list[tuple[str, Use]]:
-    """Ids that are unique in a conversation, and the same for whoever asks again at the same place."""
+    """Ids that are unique in a conversation, and the same if the same request is repeated."""
     return [(use["id"] if use["id"] is not None else f"{prefix}_{place}_{at}", use) for at, use in enumerate(uses)]
 
 

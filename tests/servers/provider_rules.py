@@ -1,7 +1,7 @@
-"""What the providers refuse, and in which words: a request that passes here is one that Anthropic and OpenAI would take.
+"""What the providers refuse, and with which words: Anthropic and OpenAI would accept a request that passes here.
 
-Each `…_error` returns the message of the 400, or None. The rules are the strict side of what the providers do: a transcript that is
-valid here is valid there.
+Each `…_error` returns the message of the 400, or None. These rules are at least as strict as the providers: a
+transcript that is valid here is valid there.
 """
 
 from __future__ import annotations

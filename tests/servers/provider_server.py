@@ -1,6 +1,8 @@
-"""The process behind `Provider`: HTTP by hand, answers by script, faults on order, and a ledger that nobody else writes.
+"""The process behind `Provider`.
 
-It ends when its standard input does, so that it outlives every process of perdure and not the test.
+HTTP, scripted answers, faults on request, and a ledger that only this process writes.
+
+The process ends when its standard input ends. So it outlives every process of perdure, but not the test.
 """
 
 from __future__ import annotations
@@ -170,7 +172,8 @@ class Server:
             return await self._refuse(client, line, provider, 404, "Not found")
         given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
         if given != self._key:
-            # The whole key, which is more than the providers show: whoever passes this message on leaks it.
+            # The message has the whole key, which is more than real providers show: a caller that passes it on leaks
+            # the key.
             return await self._refuse(client, line, provider, 401, f"Incorrect API key provided: {given}.")
         refusal = {"anthropic": rules.anthropic_error, "chat": rules.chat_error, "responses": rules.responses_error}[provider](body)
         if refusal is not None:
@@ -284,7 +287,7 @@ class Server:
 
 
 async def _break_reset(client: Connection, provider: str, fault: dict[str, Any]) -> None:
-    await asyncio.sleep(0.02)  # or the kernel throws away what the client has not read yet
+    await asyncio.sleep(0.02)  # otherwise the kernel drops data that the client has not read yet
     client.reset()
     raise Gone
 
@@ -358,7 +361,7 @@ async def _main(ledger: Path, key: str, keep_bodies: bool) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(ended), sys.stdin)
     await ended.read()
     shutil.rmtree(ledger.parent, ignore_errors=True)  # here and not in close(): a test that is killed closes nothing
-    os._exit(0)  # the ledger is written line by line, and whoever is still being answered is of no interest any more
+    os._exit(0)  # the ledger is written line by line, and open answers are not needed any more
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A local model provider in a process of its own: Anthropic Messages, OpenAI chat completions and OpenAI responses.
+"""A local model provider in a separate process: Anthropic Messages, OpenAI chat completions and OpenAI responses.
 
     with Provider([say("Looking.", use("lookup", order="o-1")), say("It is on its way.")]) as provider:
         model = Anthropic("claude-test", client=AsyncAnthropic(base_url=provider.url, api_key=provider.key))
@@ -6,11 +6,12 @@
         …
         assert [line.status for line in provider.requests()] == [429, 200, 200]
 
-The nth answer of a conversation is the nth turn of the script. Which one it is is read from the request (how often the model has spoken),
-not counted: a process that resumes after a kill gets the right one. Requests that the real providers would refuse are refused in their
-words with a 400. The ledger is a file that only the server writes: it tells what was asked, whatever the journal says.
+The nth answer of a conversation is the nth turn of the script. The server reads n from the request (how often the
+model has spoken) and does not count requests: so a process that resumes after a kill gets the right turn. Requests
+that the real providers would refuse are refused with their words and a 400. Only the server writes the ledger file: it
+says what was asked, whatever the journal says.
 
-In another process: pass `provider.env`, which points both SDKs here.
+In another process: pass `provider.env`, which makes both SDKs use this server.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Line:
     turn: int | None
     """Which turn of the script it got, from 0; None if none."""
     tokens: Count
-    """What it is charged: nothing for a refusal, all of it once the answer has begun."""
+    """What is charged: nothing for a refusal, everything as soon as the answer has begun."""
     injected: str | None
     """The kind of the fault, if there was one."""
     complete: bool
@@ -106,7 +107,10 @@ class Line:
 
 
 class Provider:
-    """The server, from now until close(). `url` is Anthropic's base URL, `openai_url` OpenAI's; `key` is the one API key it takes."""
+    """The server, until close().
+
+    `url` is Anthropic's base URL, `openai_url` OpenAI's; `key` is the only valid API key.
+    """
 
     def __init__(self, script: Sequence[Turn | str] = (), *, keep_bodies: bool = True) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="provider-"))
@@ -117,7 +121,7 @@ class Provider:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=_ROOT,
-            # What a test sends to its own group, or to that of a victim, must not reach the witness.
+            # Signals that a test sends to its own group, or to a victim's group, must not reach the provider.
             start_new_session=True,
         )
         self.pid = self._process.pid
@@ -194,7 +198,7 @@ class Provider:
         self._order("release", {})
 
     def wait_for(self, *, arrived: int = 0, held: int = 0, within_s: float = 20.0) -> None:
-        """Return when so many requests have arrived since the start, and so many are held now."""
+        """Return when this many requests have arrived since the start, and this many are held now."""
         self._until(lambda state: state["arrived"] >= arrived and state["held"] >= held, within_s)
 
     def requests(self, within_s: float = 20.0, *, containing: str = "") -> list[Line]:

@@ -1,4 +1,4 @@
-"""A TCP proxy that loses messages of PostgreSQL's protocol at the worst moment, on purpose and exactly once."""
+"""A TCP proxy that drops messages of PostgreSQL's protocol at the worst moment, on purpose and exactly once."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class Cut:
 
 
 class Proxy:
-    """Stands before the server of a URL. It passes everything on until it is told otherwise.
+    """A proxy before the server of a URL. It passes everything on until a rule says otherwise.
 
-    `latency_s` is added to every packet, each way.
+    `latency_s` is added to every packet, in both directions.
     """
 
     def __init__(self, url: str) -> None:
@@ -105,13 +105,14 @@ class Proxy:
         return cut
 
     def clear(self) -> None:
-        """Forget the rules; what they have cut stays cut."""
+        """Remove the rules. Connections that were cut stay cut."""
         self._listener.call(self._rules.clear)
 
     def silence(self, *directions: Direction) -> None:
-        """Half-open: accept, forward nothing that way and close nothing, whoever goes away. Both ways if none is named.
+        """Half-open: accept data, forward nothing in that direction and close nothing, even if a side goes away.
 
-        What arrives meanwhile is delivered after speak(), the news that a side has closed included.
+        Without a direction: both directions. Data that arrives meanwhile is delivered after speak(), and so is a
+        close.
         """
         self._listener.call(lambda: _all(self._open[way].clear for way in directions or self._open))
 
@@ -146,7 +147,7 @@ class Proxy:
                 client.close()
                 return
             await self._relay(link)
-            link.server.close()  # in order, unless it was cut: what the client sent last is still executed
+            link.server.close()  # in order, unless it was cut: the last statement of the client is still executed
         finally:
             self._links.discard(link)
             link.reset()
@@ -189,7 +190,7 @@ class Proxy:
         await self._open["to server"].wait()
 
     def _cut_for(self, statement: str) -> Cut | None:
-        # Every rule counts what it sees, also when another one takes it.
+        # Every rule counts what it sees, even if another rule takes it.
         taking = [cut for cut in self._rules if cut.takes(statement)]
         for cut in taking[1:]:
             cut.made -= 1
@@ -216,7 +217,7 @@ class Proxy:
                 await link.send_and_settle(await link.rest_of_batch(begun, messages))
         cut.finish()
         if cut.moment == "silent":
-            await asyncio.Event().wait()  # until the proxy is closed or told to reset
+            await asyncio.Event().wait()  # until the proxy is closed or gets a reset
 
 
 class _Link:
@@ -242,7 +243,7 @@ class _Link:
             self._settled.set()
 
     async def rest_of_batch(self, begun: list[Message], messages: Messages) -> list[Message]:
-        """From the first message to the one that ends the batch, which the client may still have to send."""
+        """From the first message to the last message of the batch, which the client may still have to send."""
         async with asyncio.timeout(_BATCH_PATIENCE_S):
             while True:
                 for at, sent in enumerate(begun):

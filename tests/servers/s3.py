@@ -1,4 +1,4 @@
-"""An S3-compatible server in a process of its own: moto's, on a free port of 127.0.0.1, with one empty bucket."""
+"""An S3-compatible server in a separate process: moto's, on a free port of 127.0.0.1, with one empty bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forked program is a process like any other."""
+"""A forked program behaves like any other process."""
 
 from __future__ import annotations
 

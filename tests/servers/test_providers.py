@@ -1,4 +1,7 @@
-"""The local provider itself: it refuses what the real ones refuse, tells the truth in its ledger, and outlives whoever asks."""
+"""Tests of the local provider.
+
+It refuses what the real providers refuse, its ledger is true, and it outlives its clients.
+"""
 
 from __future__ import annotations
 

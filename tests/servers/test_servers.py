@@ -1,4 +1,4 @@
-"""The servers that other tests rely on do what they say: nothing here is about perdure."""
+"""Tests of the servers that other tests use. These tests are not about perdure."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_server_is_durable_and_its_databases_belong_to_nobody_special(postgr
         assert [one(connection, f"SHOW {name}") for name in ("fsync", "synchronous_commit", "full_page_writes")] == ["on"] * 3
         assert one(connection, "SHOW default_transaction_isolation") == "read committed"
         assert one(connection, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user") is False
-        connection.execute("CREATE TABLE t (n int)")  # it may create tables all the same
+        connection.execute("CREATE TABLE t (n int)")  # it may still create tables
 
 
 def test_the_server_listens_on_the_loopback_alone_and_never_runs_as_root(postgres):
@@ -305,7 +305,7 @@ def test_a_folder_behind_a_locked_one_cannot_be_entered_by_others(tmp_path):
 
 
 def test_a_proxy_without_rules_changes_nothing(proxy, postgres_url):
-    # Encryption is asked for and refused; large rows and copies go through whole.
+    # Encryption is requested and refused; large rows and copies pass completely.
     url = proxy.url(postgres_url).replace("sslmode=disable", "sslmode=prefer")
     with connect(url) as connection:
         row = connection.execute("SELECT %s", ("x" * 300_000,)).fetchone()
@@ -403,7 +403,7 @@ def test_a_client_without_a_deadline_hangs_on_a_silent_peer_until_its_socket_is_
     cut.wait_done()
     assert notes(postgres_url) == ["a"], "the server has done it"
     assert not ended.wait(SHORT_S)
-    # Its own deadline is what a client has: it closes the socket under itself.
+    # The client has only its own deadline: it closes its own socket.
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)
     assert ended.wait(60)

@@ -1,6 +1,7 @@
 """Ends what a killed test process leaves behind: a database server, running or stopped, and its folder.
 
-A parent-death signal would not do: a process that a test has stopped (SIGSTOP) does not act on it, nor would the folder go away.
+A parent-death signal is not enough: a process that a test has stopped (SIGSTOP) does not handle it, and the folder
+would stay.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LOOK_EVERY_S = 0.2
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
-    """The server's processes: all of them work in its folder or in the data directory below, and nobody else does."""
+    """The server's processes: all of them, and no others, work in its folder or in the data directory below."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -46,7 +47,7 @@ def end_processes(folder: Path, number: signal.Signals = signal.SIGKILL, within_
             raise TimeoutError(f"{len(left)} processes still work in {folder}, {within_s} s after {number.name}: {left}")
         for process in left:
             send(process, number)
-            send(process, signal.SIGCONT)  # one that is stopped would keep the signal for later
+            send(process, signal.SIGCONT)  # a stopped process would handle the signal only later
         time.sleep(0.01)
 
 
@@ -60,7 +61,10 @@ def bury(folder: Path) -> None:
 
 
 def hire(folder: Path) -> subprocess.Popen[bytes]:
-    """A process that outlives ours by a moment, in a session of its own so that no signal to our group reaches it."""
+    """A process that outlives this process by a moment.
+
+    It has its own session, so no signal to our group reaches it.
+    """
     return subprocess.Popen(
         [sys.executable, __file__, str(os.getpid()), str(folder)],
         stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
-"""Just enough of PostgreSQL's wire protocol (version 3) to stand between a client and a server.
+"""The part of PostgreSQL's wire protocol (version 3) that a proxy between a client and a server needs.
 
-A first packet is a length and a code; every message after it is a type byte and a length. Nothing here does I/O.
+A first packet is a length and a code; every message after it is a type byte and a length. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def message(kind: bytes, body: bytes) -> bytes:
 
 
 class Messages:
-    """Bytes in, whole messages out: packets and messages have nothing to do with each other."""
+    """Takes bytes and returns complete messages: the limits of packets do not matter."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -1,4 +1,7 @@
-"""python -m tests.sim SEED [--trace] [--shrink]: play a seed again, see every operation of it, or find its shortest list of faults."""
+"""python -m tests.sim SEED [--trace] [--shrink].
+
+Run a seed again, print its operations, or find its shortest fault list.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The agents and tools of the simulation: together they make every kind of call, and each is short.
 
-Whoever drives them puts the services that they use on the stage first.
+Before an agent runs, the caller sets the services that the tools use.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ ASKED: list[Tool[..., Any]] = [demolish, grant, sign]
 
 
 async def _told(call: Any) -> str:
-    """What came of a call, in a word, so that the run goes on whatever it was."""
+    """The outcome of a call in one word, so that the run continues after any outcome."""
     try:
         return str(await call)
     except NotApproved as refused:
@@ -131,7 +131,7 @@ async def errand(run: Run, which: int) -> list[str]:
 
 @agent(version="1")
 async def crowd(run: Run, which: int) -> list[str]:
-    """Several at once, of which each goes on by itself."""
+    """Several calls at once, each of which continues independently."""
 
     async def both(first: int) -> str:
         return await _told(TOOLS[first % 7]("one")) + await _told(TOOLS[(first + 2) % 7]("two"))

@@ -1,7 +1,7 @@
-"""What must hold, looked at after every operation: a second reading of the journal, made of nothing but its rows.
+"""Checks after every operation what must hold: a second interpretation of the journal, from its rows alone.
 
-Every run that an operation has touched is read again, and its new events are folded onto what was there before. GUARANTEES.md says
-what the numbers mean.
+Every run that an operation has changed is read again, and its new events are folded onto the earlier state.
+GUARANTEES.md explains the numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FROM perdure_runs WHERE id = ?"""
 _EVENTS = "SELECT seq, event_id, ts, epoch, call, cause, data, hash FROM perdure_events WHERE id > ? AND id <= ? ORDER BY id"
 _FINE = frozenset(("in_doubt", "poison", "budget"))  # reasons to need attention that our agents can have
 _SUSPECT, _POISON, _ALONE = 2, 5, 3  # crashes from which on a run is a suspect; and to be called poison, so many of them alone
-_SLACK_US = 500_000  # between the moment at which an append is sent and the one at which it is there
+_SLACK_US = 500_000  # the most time between the send of an append and its arrival
 
 
 class Shadow:
@@ -56,8 +56,9 @@ class Shadow:
         self.intents: dict[tuple[int, int], int] = {}  # (call, attempt) → when it became durable
         self.consumed: set[str] = set()  # approvals
         self.crashes = 0
-        self.beside = 0  # when its worker was last lost: other runs that it held; of a suspect, other suspects
-        self.alone = 0  # takeovers in a row, without progress, after which nobody else is to blame
+        # When its worker was last lost: how many other runs it held; for a suspect, how many other suspects.
+        self.beside = 0
+        self.alone = 0  # takeovers in a row, without progress, in which no other run can be the cause
 
     @property
     def finished(self) -> bool:
@@ -91,7 +92,7 @@ class Checker:
 
     # -- after an operation -------------------------------------------------------------------------------------------
     def look(self, name: str, process: Process, appends: Sequence[Append] = ()) -> list[Shadow]:
-        """Check what the operation of that process has changed; the runs that it has touched."""
+        """Check what the operation of that process has changed. Returns the runs that it has changed."""
         if not self._touched:
             return []
         touched, self._touched = self._touched, {}
@@ -144,7 +145,7 @@ class Checker:
                     )
 
     def _check_writer(self, shadow: Shadow, name: str, process: Process, lease: Any) -> None:
-        """G4: only the holder writes to a run that is held, and G10: nobody to one that has ended."""
+        """G4: only the holder writes to a run that is held. G10: no process writes to a run that has ended."""
         if shadow.finished:
             raise Violation(f"run {shadow.run_id}: {name} has written to it after its end (G10)")
         if lease is not None and name in ("append", "transact", "send"):
@@ -231,7 +232,7 @@ class Checker:
             counts[f"runs {shadow.state.status}"] += 1
 
     def _check_approval(self, shadow: Shadow, event: Event, body: ToolCallInitiated, process: Process) -> None:
-        """G9: only what was approved, once, in time, by somebody who may."""
+        """G9: only the approved call, once, in time, by a person who may decide."""
         ask = shadow.state.asks.get(event.call or 0)
         name = f"run {shadow.run_id}: call {event.call} was started under approval {body.approval}"
         if ask is None or ask.request.approval != body.approval or ask.outcome != "approved":
@@ -251,7 +252,7 @@ class Checker:
         self.counts["approvals consumed"] += 1
 
     def _check_budget(self, shadow: Shadow) -> None:
-        """G14: no attempt begins beyond a limit on calls, one's own or one above it."""
+        """G14: no attempt begins beyond a limit on calls, of its own run or of a run above it."""
         owner: Shadow | None = shadow
         while owner is not None:
             created = owner.state.created
@@ -264,7 +265,10 @@ class Checker:
             owner = None if created.parent is None else self.runs.get(created.parent)
 
     def over_budget(self, run_id: str, bill: Callable[[str], int]) -> str | None:
-        """T33: whoever dies, what the services really want for a run is never more than its budget, or one above it, allows."""
+        """T33.
+
+        Even if workers die, the services never charge more for a run than its budget, or a budget above it, allows.
+        """
         owner: Shadow | None = self.runs[run_id]
         while owner is not None:
             created = owner.state.created
@@ -283,14 +287,14 @@ class Checker:
         return self._connection.execute(sql, (shadow.run_id,)).fetchone() is not None
 
     def _limit_of(self, run_id: str, what: str = "calls") -> int:
-        """As of now: what somebody has added may lie in the run's inbox still."""
+        """The present limit: an added amount may still be in the run's inbox."""
         sql = f"SELECT b.limit_{what} FROM perdure_budgets b JOIN perdure_runs r ON r.id = b.run WHERE r.run_id = ?"
         ((found,),) = self._connection.execute(sql, (run_id,)).fetchall()
         assert isinstance(found, int)
         return found
 
     def _check_row(self, shadow: Shadow, holder: str | None, given_up: bool) -> None:
-        """G6: it is over, held, ready, or says what it waits for."""
+        """G6: the run is over, held, ready, or says what it waits for."""
         name = f"run {shadow.run_id} ({shadow.status})"
         if shadow.finished:
             if holder is not None or shadow.ready_at is not None or not shadow.state.finished:
@@ -315,9 +319,10 @@ class Checker:
         if shadow.status == "waiting_approval" and not state.pending:
             raise Violation(f"{name} waits for an approval, and none is pending (G6)")
 
-    # -- what somebody was told, and what somebody does -----------------------------------------------------------------
+    # -- acknowledgements and operations
+    # ---------------------------------------------------------------------------------
     def acknowledged(self, appends: Iterable[Append]) -> None:
-        """G1: somebody was told that these are durable."""
+        """G1: a process was told that these appends are durable."""
         for append in appends:
             shadow = self.runs[append.lease.run_id]
             for sealed in append.events:

@@ -1,4 +1,4 @@
-"""What goes wrong, and where: a list that is drawn from the seed, and that can be made shorter."""
+"""Which faults happen, and where: a list that is drawn from the seed, and that can be made shorter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from perdure.errors import StoreUnavailable
 
 
 class Fault(NamedTuple):
-    """At the `at`th operation of all. `after`: the operation has taken effect. `size` and `which` mean what the kind makes of them."""
+    """A fault at the operation number `at`. `after`: the operation has taken effect.
+
+    `kind` defines `size` and `which`.
+    """
 
     at: int
     kind: str

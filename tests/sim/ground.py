@@ -1,4 +1,4 @@
-"""What the simulated stores stand on: the real logic over a real database in memory, which does not go wrong."""
+"""The base of the simulated stores: the real logic over a real database in memory, without faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Truth(SqlStore):
 
 
 class Ground:
-    """One database for all seeds, put back to its beginning for each: making one takes as long as a whole seed."""
+    """One database for all seeds, reset for each seed: a new database takes as long as a whole seed."""
 
     _database: SqliteDatabase | None = None
     _empty: bytes = b""

@@ -1,9 +1,11 @@
-"""A small operating system with one clock: processes made of strands, of which one runs at a time, and time that passes when all wait.
+"""A small operating system with one clock.
 
-A strand is a real thread that has to be handed the baton before it runs. Whoever waits hands it to the strand that is due next, and
-who that is follows from the seed alone: every wake-up is late by a few microseconds of the seed's own chance. So the threads of the
-runtime (its writer, its renewer, those that ask the store) are simulated without a line of theirs changed, and a run of the whole
-can be repeated.
+Its processes have strands; one strand runs at a time, and time passes when all strands wait.
+
+A strand is a real thread that runs only while it has the baton. A strand that waits gives the baton to the strand that
+is due next. The seed alone decides which strand that is, because every wake-up is late by a few random microseconds of
+the seed. So the threads of the runtime (its writer, its renewer, those that ask the store) are simulated without a
+change of their code, and a whole simulation can be repeated.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Process:
         self.was_skewed = False
         self.lacks: frozenset[str] = frozenset()  # agents that others have
         self.strands: list[Strand] = []
-        self.keeps: list[Any] = []  # what must not be collected before the end: a collector would run parts of a dead process
+        self.keeps: list[Any] = []  # objects to keep until the end: the collector would run code of a dead process
 
     def stop(self, until_us: int) -> None:
         """As SIGSTOP, until then."""
@@ -93,14 +95,14 @@ class Kernel:
 
     @property
     def wall_us(self) -> int:
-        """What the clock of the database says."""
+        """The time of the database's clock."""
         return _LONG_AGO_S * 1_000_000 + self.now_us
 
     def sleep(self, us: int) -> None:
         self.block(None, self.now_us + us)
 
     def at(self, us: int, event: Callable[[], None]) -> None:
-        """Something that happens in the world then, whoever lives or not. It must not wait."""
+        """Schedule an event of the world, whichever processes live. The event must not wait."""
         heapq.heappush(self._due, (us, next(self._count), None, event))
 
     # -- strands ------------------------------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ class Kernel:
         return strand
 
     def block(self, on: object | None, until_us: int | None = None) -> bool:
-        """Wait until somebody wakes whoever waits on that, or until then; whether it was woken."""
+        """Wait until a strand wakes the waiters of this object, or until this time. Returns whether it was woken."""
         me = self.current
         if me.killed or (me.process is not None and me.process.dead):
             raise Killed
@@ -170,7 +172,7 @@ class Kernel:
         self.failure = self.failure or failure
 
     def forget(self) -> None:
-        """It is over: what was to happen does not."""
+        """The process has ended: cancel its scheduled events."""
         self._due.clear()
 
     def _jitter(self) -> int:
@@ -180,7 +182,7 @@ class Kernel:
         heapq.heappush(self._due, (at_us, next(self._count), strand, strand.turn))
 
     def _next(self) -> Strand:
-        """Whose turn it is. What happens in the world before that happens here."""
+        """The strand whose turn it is. Earlier events of the world happen here."""
         due = self._due
         while self.failure is None:
             if not due:
@@ -206,7 +208,7 @@ class Kernel:
     def _ended(self, strand: Strand) -> None:
         """The last thing that a strand's thread does for it: the baton goes on."""
         strand.ended = True
-        strand.work = _nothing  # an idle thread keeps nobody's memory
+        strand.work = _nothing  # an idle thread must not keep objects alive
         assert strand.body is not None
         _idle.append(strand.body)
         if strand.reaper is not None:
@@ -227,7 +229,7 @@ _idle: list[_Body] = []  # real threads without a strand: making one costs more 
 
 
 def dismiss() -> None:
-    """End the real threads that nobody needs now: a process with threads cannot fork in peace."""
+    """End real threads that are not needed now: a process with threads cannot fork safely."""
     bodies = _idle.copy()
     _idle.clear()
     for body in bodies:
@@ -238,7 +240,7 @@ def dismiss() -> None:
 
 
 class _Body:
-    """A real thread that runs one strand after the other."""
+    """A real thread that runs one strand after another."""
 
     def __init__(self) -> None:
         self.baton = threading.Lock()

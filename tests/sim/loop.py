@@ -1,4 +1,7 @@
-"""asyncio's own event loop, on simulated time: where it would wait for sockets, it hands the baton on."""
+"""asyncio's own event loop, on simulated time.
+
+Instead of waiting for sockets, it gives the baton to another strand.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import Any
 
 from tests.sim.kernel import Kernel, Process
 
-TURN_US = 30  # what a turn of the loop takes
+TURN_US = 30  # the time of one iteration of the loop
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task whose hash is its number: what is left to chance in asyncio is the order of sets, and here nothing is."""
+    """A task whose hash is its number: in asyncio the order of sets is random, and here it must not be."""
 
     def __init__(self, number: int, coro: Coroutine[Any, Any, Any], loop: SimLoop, **options: Any) -> None:
         self.number = number
@@ -81,7 +84,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._open.pop(task.number, None)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """An error that nobody has caught is an error of ours."""
+        """An error that no code has caught is an error of perdure."""
         error = context.get("exception")
         if not self._process.dead:
             self._kernel.fail(
@@ -90,7 +93,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
 
 def run(kernel: Kernel, process: Process, main: Coroutine[Any, Any, None]) -> None:
-    """What `asyncio.run` does, in a process of its own."""
+    """Like `asyncio.run`, in its own process."""
     loop = SimLoop(kernel, process)
     asyncio.set_event_loop(loop)
     try:

@@ -1,4 +1,4 @@
-"""Perdure without one of its guards, in this process and until it is undone: what the simulation must notice."""
+"""perdure without one of its guards, in this process until the change is undone: the simulation must notice it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def effects_begin_before_their_intent_is_durable(patch: pytest.MonkeyPatch) -> N
     def ready(self: Any, call: Any) -> None:
         self._running.add(call.number)
         self._out.begin_now.append(self._begin_of(call))
-        self._dirty_since = self._mono  # the flush of what was recorded before must not get ahead of the effect
+        self._dirty_since = self._mono  # the flush of earlier events must not come before the effect
 
     patch.setattr(RunCore, "_ready", ready)
 
@@ -70,7 +70,7 @@ def hooks_are_not_asked(patch: pytest.MonkeyPatch) -> None:
 
 
 def services_are_slow(patch: pytest.MonkeyPatch) -> None:
-    """Not a mutant: what is on its way is on its way for long."""
+    """Not a mutant: requests take long."""
     patch.setattr(Outside, "_flight_us", lambda self: LONGEST_FLIGHT_US // 2 + int(self.chance.random() * LONGEST_FLIGHT_US / 2))
 
 

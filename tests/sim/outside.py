@@ -1,6 +1,6 @@
-"""The world outside: services with a memory of their own, which perdure's tables know nothing of.
+"""The services outside of perdure. They have their own memory, which the tables of perdure do not have.
 
-A request leaves with the first step of a tool. From then on it arrives, or it is lost, whatever becomes of the process that sent it.
+A request is sent in the first step of a tool. Then it arrives or is lost, even if the process that sent it dies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perdure import Call, Fatal, NotSent, Outcome, RetryLater
 if TYPE_CHECKING:
     from tests.sim.checker import Checker
 
-PRICE = 100_000  # micro-dollars: what the services want for each effect, and what every tool declares
+PRICE = 100_000  # micro-dollars: the price of each effect, which every tool declares
 # A request arrives within the tool's time-out and the margin after it, counted from the moment at which its sender could last have sent.
 LONGEST_FLIGHT_US = 2_300_000
 
@@ -31,10 +31,11 @@ class Deed:
     number: int
     effect: str
     receipt: str
-    begun: int = 0  # attempts of which the first byte has left
+    begun: int = 0  # attempts that have sent their first byte
     done: int = 0
     flying: int = 0
-    late: int = 0  # attempts that began after their process had stood still: nobody can tell how late a process is that is not running
+    # Attempts that began after their process had stood still: there is no limit for how late a stopped process is.
+    late: int = 0
     attempts: list[int] = field(default_factory=list)
 
 
@@ -88,7 +89,7 @@ class Outside:
         return deed.receipt
 
     async def find(self, call: Call) -> Outcome:
-        """A reconcile hook: what the service has under that key. It does not know of what is still on its way."""
+        """A reconcile hook: what the service has under that key. It does not know requests that are under way."""
         self._process()
         self.counts["asked"] += 1
         await asyncio.sleep(0.002)
@@ -96,11 +97,11 @@ class Outside:
         return Outcome.happened(deed.receipt) if deed is not None and deed.done else Outcome.not_happened()
 
     def write(self, call: Call) -> str:
-        """The effect of a transaction: a row of its own in the journal's database."""
+        """The effect of a transaction: a row in the journal's database."""
         deed = self._begin(call, "transaction", self._process(), sends=True)
         call.connection.execute("INSERT INTO effects VALUES (?, ?, ?, ?)", (call.key, call.run_id, call.number, call.attempt))
         if self._chance() < 0.3:
-            self.kernel.sleep(int(self._chance() * 200_000))  # with the write lock in hand
+            self.kernel.sleep(int(self._chance() * 200_000))  # while it holds the write lock
         if self._chance() < 0.06:
             raise ValueError("a mistake: everything is rolled back")
         return deed.receipt
@@ -116,7 +117,8 @@ class Outside:
             if fate < 0.1:
                 raise ConnectionResetError("reset by peer")
 
-    # -- what is so ---------------------------------------------------------------------------------------------------
+    # -- the true state
+    # --------------------------------------------------------------------------------------------------
     def _begin(self, call: Call, effect: str, process: Process, *, sends: bool) -> Deed:
         deed = self.deeds.get(call.key)
         if deed is None:
@@ -148,7 +150,10 @@ class Outside:
             raise self._failed(f"run {deed.run_id}: call {deed.number}, of class once, has happened {deed.done} times (G5)")
 
     def bill(self, run_id: str, *, reads: bool = True) -> int:
-        """What the services want from the run and all below it. What was sent by a process that had stood still does not count."""
+        """What the services charge for the run and all runs below it.
+
+        Requests of a process that had stood still do not count.
+        """
         family = [deed for deed in self.deeds.values() if deed.run_id == run_id or deed.run_id.startswith(f"{run_id}/")]
         family = [deed for deed in family if reads or deed.effect != "read"]
         return PRICE * sum(max(deed.done - deed.late, 0) for deed in family)

@@ -1,4 +1,7 @@
-"""Those outside the workers: they start runs, decide, signal, cancel, pause, and say what became of a call. Late, twice, and at odds."""
+"""People: they start runs, decide, signal, cancel, pause, and resolve calls.
+
+They act late, twice, and against each other.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ AT_ONCE = 6  # runs that are under way
 
 
 class People:
-    """One process: a client of the journal. What it knows of the runs it knows by itself; whatever it does goes through the store."""
+    """One process: a client of the journal.
+
+    It remembers its own runs; everything that it does goes through the store.
+    """
 
     def __init__(self, world: World, chance: Random) -> None:
         self._world = world
@@ -80,7 +86,7 @@ class People:
             await app.approve(ask.request.approval, by=who)
         else:
             await app.reject(ask.request.approval, by=who, reason="no")
-        if self._chance.random() < 0.3:  # once more, or the contrary
+        if self._chance.random() < 0.3:  # the same again, or the opposite
             await app.reject(ask.request.approval, by="bob", reason="on second thoughts")
 
     async def _signal(self, app: Perdure, run: Shadow) -> None:
@@ -92,7 +98,7 @@ class People:
         await app.signal(run_id, "post", what, key=key)
 
     async def _look_after(self, app: Perdure, run: Shadow) -> None:
-        """What a person does about a run that needs one."""
+        """What a person does about a run that needs attention."""
         if run.status == "paused":
             await app.unpause(run.run_id, by="bob")
         if run.status != "needs_attention":
@@ -116,7 +122,7 @@ class People:
         await app.resolve(run.run_id, call.number, by="ann", **answer)
 
     async def _tidy_up(self, app: Perdure, unfinished: list[Shadow]) -> None:
-        """Everybody does what is asked of them."""
+        """All people do what they are asked."""
         for run in unfinished:
             asked: list[Callable[[], Awaitable[Any]]] = [
                 partial(app.approve, ask.request.approval, by="ann") for ask in run.state.pending.values()

@@ -1,4 +1,4 @@
-"""Many seeds one after the other: what they have found, and how much has happened in them."""
+"""Runs many seeds one after the other, and collects the violations and the counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class Tally:
 
 
 def play(seeds: Iterable[int], points: int | None = None, *, enough: Callable[[Tally], bool] = lambda _: True) -> Tally:
-    """Play these seeds, until so many crash points are behind us and it is enough; Found names the first in which something does not hold."""
+    """Play these seeds until there are enough crash points and enough events.
+
+    Raises Found, with the first seed in which a promise is broken.
+    """
     tally = Tally()
     try:
         for seed in seeds:

@@ -1,4 +1,4 @@
-"""A failing list of faults, made as short as it can be: parts are left out as long as something is still violated."""
+"""Makes a failing list of faults as short as possible: parts are left out as long as a violation remains."""
 
 from __future__ import annotations
 

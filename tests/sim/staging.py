@@ -1,4 +1,7 @@
-"""The runtime on the stage: what it takes from the machine, taken from the simulation instead, and given back afterwards."""
+"""Connects the runtime to the simulation.
+
+What it normally takes from the machine is replaced, and restored afterwards.
+"""
 
 from __future__ import annotations
 

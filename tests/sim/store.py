@@ -1,7 +1,8 @@
-"""A store that can go wrong at any operation, in front of one that does not: the real logic on a real database in memory.
+"""A store that can fail at any operation, in front of a store that never fails: real logic, real database in memory.
 
-Each process has its own. Near, as SQLite is: an operation is done when it returns. Remote, as PostgreSQL is: a request takes its time
-to arrive, its answer takes its time to come back, both can be lost, and what was sent may arrive after its sender's death.
+Each process has its own store. A near store is like SQLite: an operation is done when it returns. A remote store is
+like PostgreSQL: requests and answers take time, both can be lost, and a request may arrive after the death of its
+sender.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BY_THE_DATABASES_CLOCK = {"renew": 1, "reap": 2, "register": 3}  # where `now` 
 
 
 class SimStore:
-    """What one process has in its hands."""
+    """The store of one process."""
 
     def __init__(self, world: World, process: Process) -> None:
         self.url = world.url
@@ -39,7 +40,7 @@ class SimStore:
         self._world = world
         self._process = process
         self._kernel = world.kernel
-        self._doubtful: set[str] = set()  # first events of appends of which nobody knows whether they have arrived
+        self._doubtful: set[str] = set()  # the first events of appends whose outcome is unknown
         self._flights: dict[str, list[bool]] = {}  # the same, on their way: [still counts]
 
     def __getattr__(self, name: str) -> Any:
@@ -80,7 +81,7 @@ class SimStore:
         heard: list[Appended | None] = [None] * len(plain)
 
         def arrive() -> None:
-            # A fence put up meanwhile by whoever clears up keeps it out, as a new nonce does.
+            # A fence that was written meanwhile refuses it, like a new nonce.
             if not counts[0] or (lost and fault is not None and not fault.after):
                 return
             if self._world.transacting:
@@ -107,7 +108,8 @@ class SimStore:
         self._kernel.at(arrives_us, arrive)
         self._kernel.at(self._kernel.now_us + 2000 if lost else answers_us, answer)
         if fault is not None and fault.after and not lost:
-            self._world.befall(fault, self._process)  # whoever dies here does not take back what is on its way
+            # A process that dies here does not take back its requests under way.
+            self._world.befall(fault, self._process)
         sent = set(map(id, plain))
         return [append for append in batch if id(append) not in sent]
 
@@ -184,7 +186,7 @@ class SimStore:
         return self._apply(name, lambda: getattr(truth, name)(*args, **kwargs), appends)
 
     def _apply(self, name: str, work: Callable[[], Any], appends: Sequence[Append] = (), shown: str = "") -> Any:
-        """Let it take effect, and look at what it has done."""
+        """Let the operation take effect, and check what it has done."""
         world = self._world
         world.inside = self._kernel.current
         try:
@@ -213,12 +215,16 @@ class SimStore:
         world.note(self._process.name, name, outcome, touched)
 
     def _transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]], asked_us: int) -> Any:
-        """Whoever else wants to write waits until it is over, as for SQLite's one lock; nobody sees the half of it."""
+        """Other writers wait until the transaction is over, as for SQLite's single lock.
+
+        No reader sees a half of it.
+        """
         world = self._world
         written = [head]
 
         def kept(connection: Any) -> tuple[Append, Any]:
-            world.checker.began_us = self._kernel.wall_us  # its approval was held against the time; how long it takes now is its own affair
+            # Its approval was compared with this time; its later duration does not matter.
+            world.checker.began_us = self._kernel.wall_us
             tail, value = work(connection)
             self._check_alive()
             written.append(tail)
@@ -248,7 +254,7 @@ class SimStore:
 
     # -- answers that are lost ----------------------------------------------------------------------------------------
     def _lose(self, fault: Fault, name: str, args: tuple[Any, ...], answer: Any) -> Any:
-        """Nobody has heard what became of it. What follows is what the real stores do about that."""
+        """The answer is lost. The following lines do what the real stores do in this case."""
         self._world.count(fault)
         if self.remote and name == "append":
             self._doubtful.update(append.events[0].event.event_id for append in args[0] if append.events)

@@ -1,4 +1,4 @@
-"""What the simulation has found, once more without it: each with the few steps that it takes."""
+"""Violations that the simulation has found, tested without the simulation: each in a few steps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The whole runtime on simulated time, with everything going wrong: one seed is one course of events, and can be seen again.
+"""The whole runtime on simulated time, with all kinds of faults.
 
-python -m tests.sim SEED --trace       every operation of it
-python -m tests.sim SEED --shrink      its shortest list of faults
+A seed gives one sequence of events, and is repeatable.
+
+python -m tests.sim SEED --trace       all operations
+python -m tests.sim SEED --shrink      the shortest list of faults
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from tests.sim.play import Found, Tally, play
 from tests.sim.shrink import shrink
 from tests.sim.world import let_go, outcome
 
-CHUNKS = 50  # small ones: each has to end in time on a machine that has much else to do
+CHUNKS = 50  # small chunks: each has to end in time on a busy machine
 POINTS = 1_000  # crash points of a chunk: 50,000 in all
 SEEDS_APART = 400
-# What a chunk must have come to, or it would pass for want of anything happening: about half of the least that was seen.
+# The minimum counts of a chunk, so that an empty simulation cannot pass: about half of the smallest counts that were
+# seen.
 FLOORS = {
     "calls completed": 100,
     "runs succeeded": 36,
@@ -47,13 +50,14 @@ FLOORS = {
     "dropped by key": 2,
 }
 MUTANT_SEEDS = 160
-FIRST = {"hooks_are_believed_at_once": 2130}  # it takes a rare coincidence, which is in none of the 130 seeds from 2000 on
+# It needs a rare coincidence, which is in none of the 130 seeds from 2000 on.
+FIRST = {"hooks_are_believed_at_once": 2130}
 SOAK_S = float(os.environ.get("PERDURE_SOAK_S", "inf"))  # read here: inside a test no variable of ours is set
 
 
 @pytest.fixture(autouse=True)
 def _quietly() -> Iterator[None]:
-    """Whatever the dead of a test have left is let go of where nobody hears it."""
+    """Free the dead processes of a test where their warnings do not matter."""
     yield
     dismiss()
     let_go()
@@ -63,7 +67,7 @@ def _quietly() -> Iterator[None]:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_everything_holds_at_thousands_of_crash_points(chunk: int) -> None:
     first = 1 + chunk * SEEDS_APART
-    # What is rare may not have happened by then: a chunk goes on until it has.
+    # Rare events may not have happened by then: a chunk continues until they have.
     tally = play(range(first, first + SEEDS_APART), POINTS, enough=lambda tally: not _short(tally))
     print(tally)
     figures.seen(figures.POINTS, tally.crash_points)
@@ -76,7 +80,7 @@ def _short(tally: Tally) -> dict[str, tuple[int, int]]:
     return {what: (tally.counts[what], least) for what, least in FLOORS.items() if tally.counts[what] < least}
 
 
-@pytest.mark.parametrize("seed", [3, 6])  # a store that is near, and one that is remote
+@pytest.mark.parametrize("seed", [3, 6])  # a near store, and a remote store
 def test_one_seed_is_one_course_of_events_in_any_process(seed: int) -> None:
     told = []
     for hash_seed in ("1", "2"):
@@ -118,7 +122,7 @@ def test_a_failing_list_of_faults_is_made_as_short_as_it_can_be() -> None:
 
 @pytest.mark.soak
 def test_soak() -> None:
-    """Seed after seed that nobody has seen, for PERDURE_SOAK_S seconds; without that, until somebody stops it."""
+    """New seeds for PERDURE_SOAK_S seconds; without that setting, until the test is stopped."""
     until_s = time.monotonic() + SOAK_S
     first, total = int(time.time()) * 1000, 0
     for batch in itertools.count():

@@ -1,4 +1,4 @@
-"""What the runtime takes from `threading`, `queue`, `time` and `concurrent.futures`, on simulated time. Only what it takes."""
+"""The parts of `threading`, `queue`, `time` and `concurrent.futures` that the runtime uses, on simulated time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Time:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self.work_us = 0  # what commits have cost, which nobody has waited for
+        self.work_us = 0  # the cost of commits that no strand has waited for
 
     def monotonic(self) -> float:
         return self._kernel.now_us / 1e6
@@ -103,7 +103,7 @@ class Event:
 
 
 class Latch:
-    """A real one would stop the whole world when its owner waits for the store: only one strand runs at a time."""
+    """A real lock would stop the whole world when its owner waits for the store: only one strand runs at a time."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel

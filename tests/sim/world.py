@@ -1,6 +1,6 @@
-"""One seed: a journal, workers and people around it, everything going wrong for a while, and then nothing any more.
+"""One seed: a journal, workers and people. At first there are all kinds of faults, and then none.
 
-In the calm at the end every run must end. What is promised is checked after every operation, and as a whole at the end.
+In the calm at the end every run must end. The promises are checked after every operation, and as a whole at the end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEASE_S = 2.0
 OPERATIONS = 500  # while things go wrong
 CALM_S = 400.0
 LEAST_CALLS = 3
-MOST_OPERATIONS = 5000  # until everything has ended: whatever needs more goes round in circles
+MOST_OPERATIONS = 5000  # until all runs have ended: a simulation that needs more goes in circles
 SETTINGS = Settings(
     lease_s=LEASE_S,
     poll_s=0.5,
@@ -72,12 +72,12 @@ class World:
         self.begun = 0
         self.least_runs = 0
         self.calm = False  # nothing goes wrong any more
-        self.closing = False  # nobody is started any more
+        self.closing = False  # no more processes are started
         self.number = 0  # operations so far
         self.version = 0
         self.transacting: Process | None = None
         self.asked_us: int | None = None
-        self.inside: Strand | None = None  # whoever is in the middle of an operation that cannot be interrupted
+        self.inside: Strand | None = None  # the strand inside an operation that cannot be interrupted
         self.time: Time
         self.points: Counter[str] = Counter()
         self.trace = trace
@@ -98,9 +98,9 @@ class World:
 
     # -- the course of it ---------------------------------------------------------------------------------------------
     def run(self) -> None:
-        """Play it; raises what was violated."""
+        """Run the simulation. Raises the violation, if there is one."""
         cast.Stage.outside = self.outside
-        gc.disable()  # or the collector would run parts of dead processes, at moments of its own choosing
+        gc.disable()  # otherwise the collector would run code of dead processes at random moments
         with staged(self):
             for _ in range(self._workers):
                 self._start_worker()
@@ -121,10 +121,10 @@ class World:
         """Nothing goes wrong any more: within a while, every run ends (G6)."""
         self.plan = {}
         self.calm = self.outside.calm = True
-        self.least_runs = max(self.begun + 2, 6)  # whatever has become of the others: some work must be done
+        self.least_runs = max(self.begun + 2, 6)  # whatever happened to the others: some work must be done
         for process in self._alive():
             process.skew_us = process.cut_off_until_us = 0
-        self._start_worker()  # one that has every agent
+        self._start_worker()  # a worker with all agents
         until_us = self.kernel.now_us + round(CALM_S * 1e6)
         while (unfinished := [run for run in self.checker.runs.values() if not run.finished]) or self._wants_more():
             if self.kernel.now_us > until_us or self.number > MOST_OPERATIONS:
@@ -178,7 +178,7 @@ class World:
         self._check_charges()
 
     def _check_transactions(self) -> None:
-        """G5: what was written in the journal's own database is what its events say, once each."""
+        """G5: the rows in the journal's own database agree with the events, each once."""
         written = Counter((run, call) for run, call in self._connection.execute("SELECT run, call FROM effects"))
         recorded = Counter(
             (run.run_id, call.number)
@@ -190,7 +190,7 @@ class World:
             raise Violation(f"transactions: written {written - recorded}, recorded {recorded - written} (G5)")
 
     def _check_results(self) -> None:
-        """What a call is said to have brought about is what a service has done, and said."""
+        """The recorded result of a call is what a service has done and answered."""
         for run in self.checker.runs.values():
             for call in run.state.calls.values():
                 deed = self.outside.deeds.get(call.key)
@@ -201,9 +201,10 @@ class World:
                     raise Violation(f"run {run.run_id}: call {call.number} has the result {result!r}, and was done {deed.done} times (G5)")
 
     def _check_charges(self) -> None:
-        """T33: whatever a service has done for a run, the run and its children were charged for.
+        """T33: for everything that a service has done for a run, the run and its children were charged.
 
-        Without a budget a reading does not wait for its intent: one that is lost with its worker may be in no journal.
+        Without a budget a `read` does not wait for its intent: a read that is lost with its worker may be in no
+        journal.
         """
         for run in self.checker.runs.values():
             reads = run.state.budget is not None
@@ -220,7 +221,7 @@ class World:
         for process in self._processes:
             _dead.append(process.keeps)
             process.keeps = []
-        # Nobody who keeps this world, or the error that has ended it, keeps the dead from being let go.
+        # A reference to this world, or to the error that ended it, must not keep the dead processes alive.
         self._processes.clear()
         self._stops.clear()
         self._rings.clear()
@@ -288,7 +289,7 @@ class World:
         self.kernel.spawn(process, lambda: self._live(process, main, self._start_people))
 
     def _live(self, process: Process, main: Callable[[], Any], again: Callable[[], None]) -> None:
-        """The life of a process, from its start to its end; its successor is on its way when it has ended by itself."""
+        """The life of a process, from its start to its end. If it ended by itself, its successor starts."""
         try:
             run_loop(self.kernel, process, main())
         except StoreError:
@@ -323,7 +324,7 @@ class World:
 
     # -- what goes wrong ----------------------------------------------------------------------------------------------
     def next_fault(self, name: str) -> Fault | None:
-        """One more operation; what happens to it. Half of what is worst at a commit waits for one."""
+        """One more operation, and its fault. Half of the worst faults for a commit wait for a commit."""
         self.number += 1
         if self.slow_disk:
             self.time.work_us += 2000
@@ -388,7 +389,8 @@ class World:
     def dice(self) -> float:
         return self._dice.random()
 
-    # -- the store that everybody has -----------------------------------------------------------------------------------
+    # -- the store of every process
+    # --------------------------------------------------------------------------------------
     def open_store(self) -> SimStore:
         process = self.kernel.current.process
         if process is None or process.dead:
@@ -415,14 +417,17 @@ class World:
             ring()
 
     def close(self) -> None:
-        """Nobody closes the bell: it is the world's."""
+        """The bell belongs to the world, and is not closed."""
 
 
 _dead: list[list[Any]] = []  # what processes have left behind
 
 
 def let_go() -> None:
-    """Let the collector have the dead, here where nobody hears them complain: tasks that never ended, coroutines that never began."""
+    """Let the collector free the dead processes here, where their warnings do not matter.
+
+    Unfinished tasks and coroutines.
+    """
     heard, sys.unraisablehook = sys.unraisablehook, _say_nothing
     try:
         with warnings.catch_warnings():
@@ -439,7 +444,7 @@ def _say_nothing(_: Any) -> None:
 
 
 def outcome(seed: int, plan: Sequence[Fault] | None = None, trace: list[str] | None = None) -> tuple[World, BaseException | None]:
-    """Play a seed; the world afterwards, and what was violated."""
+    """Play a seed. Returns the world afterwards, and the violation."""
     world = World(seed, plan, trace)
     try:
         world.run()

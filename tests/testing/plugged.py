@@ -1,4 +1,4 @@
-"""A pytest of somebody who has perdure installed: a process of its own, in which the plugin is found by its entry point."""
+"""pytest as a user with perdure installed runs it: a separate process that finds the plugin by its entry point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A clock that stands still until it is told, and an app that goes by it: nothing happens by itself, and nothing is late."""
+"""A clock that only moves when the test moves it, and an app that uses it.
+
+Nothing happens by itself, and nothing is late.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from perdure import Call, InvalidInput, Perdure, Retry, RetryLater, Run, Setting
 from perdure.testing import ManualClock
 
 DAY_S = 24 * 3600.0
-LONG_S = 20.0  # of real time, and less than the minute after which a worker looks by itself: whoever waits for a clock that has jumped needs none
+# Real time, less than the minute after which a worker polls: a wait for a clock that has jumped takes no time.
+LONG_S = 20.0
 
 
 def app_on(clock, *agents):

@@ -1,4 +1,4 @@
-"""One file of a run: byte for byte what the journal has, believed only if nobody has touched it."""
+"""The export of a run: it has exactly the bytes of the journal, and it is refused if it was changed."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_an_export_from_postgres_is_the_same_file(journal, lines, postgres_url, 
     assert exported(postgres_url, "r")[1:-1] == lines[1:-1]
 
 
-# -- what is not believed ------------------------------------------------------------------------------------------------
+# -- exports that are refused -----------------------------------------------------------------------------------------
 def problems(path: Path) -> list[tuple[str, int | None]]:
     """What verify says about the runs of a file, as long as it can read it."""
     found: list[tuple[str, int | None]] = []
@@ -227,7 +227,10 @@ def test_a_file_that_ends_anywhere_but_at_its_end_is_not_believed(lines, tmp_pat
 
 
 def test_events_that_were_cut_off_with_a_new_sum_are_missed_by_the_line_of_their_run(lines, tmp_path):
-    """Somebody who also makes the sum anew; who changes the line of the run as well needs a head from elsewhere to be caught."""
+    """The forger also computes the checksum again.
+
+    If the forger changes the line of the run too, only a kept head shows it.
+    """
     last = max(index for index, line in enumerate(lines) if b'"kind":"event"' in line)
     path = file_of(tmp_path, summed([*lines[:last], *lines[last + 1 : -1]]))
     assert problems(path) == [("r/undo", json.loads(lines[last])["seq"])]
@@ -283,7 +286,7 @@ def blob_of(content: bytes, digest: str | None = None) -> bytes:
 
 
 def test_a_second_content_for_a_blob_does_not_take_the_place_of_the_one_that_was_checked(lines, tmp_path):
-    """With a new sum: all heads stay as they are, so that nobody who has kept them elsewhere would find it."""
+    """With a new checksum: all heads stay the same, so kept heads would not show it."""
     [first, *_] = [json.loads(line) for line in lines if b'"kind":"blob"' in line]
     size = len(base64.b64decode(first["base64"]))
     for forged in (b'"' + b"y" * (size - 2) + b'"', base64.b64decode(first["base64"])):
@@ -318,7 +321,7 @@ def test_a_run_that_was_put_in_or_left_out_is_missed_by_the_journals_of_the_othe
     other = [line for line in exported(f"sqlite:///{journal}", "other")[1:-1] if b'"kind":"blob"' not in line]
     with pytest.raises(StoreCorrupt, match="has run other, which no run before it has started"):
         load(file_of(tmp_path, summed([*lines[:-1], *other])))
-    # Where a journal is damaged, the verdicts on those below it are told all the same.
+    # If a journal is damaged, there are still verdicts on the runs below it.
     path = file_of(tmp_path, [line.replace(b"look", b"loop") for line in lines])
     told = verdicts(path)
     assert [next(told).run_id for _ in range(4)] == ["r", "r/2", "r/3", "r/undo"]
@@ -333,7 +336,10 @@ def test_a_run_without_events_is_none(lines, tmp_path):
 
 
 def test_a_row_that_says_something_else_than_the_journal_does_not_get_into_the_file(journal, lines, tmp_path):
-    """Nor when a worker has died: its run's row says queued, and the journal that somebody runs it."""
+    """Also after the death of a worker.
+
+    The row of its run says queued, and the journal says that a worker holds it.
+    """
     path = Path(shutil.copy(journal, tmp_path / "journal.db"))
     with apsw.Connection(str(path)) as other:
         for (name,) in other.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():

@@ -1,4 +1,4 @@
-"""With perdure installed, pytest has its fixtures; and whoever does not use them hardly pays for them."""
+"""With perdure installed, pytest has its fixtures; tests that do not use them are hardly slower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recorded run against today's code: the same code goes the same way, and a change is shown where it is."""
+"""A recorded run against today's code: the same code makes the same calls, and a change is shown at its place."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ everything = agent(version="1", name="everything")(life)
 
 
 def record(where: Path, agents: list[Agent[Any, Any]], *args: Any) -> Recording:
-    """A real run, with somebody who approves, signals and lets time pass, until it has ended; and its export."""
+    """A real run until its end, with a person who approves, signals and moves the time; and its export."""
 
     async def main() -> None:
         clock = ManualClock()
@@ -125,7 +125,7 @@ def changed_to(old: str, new: str) -> Agent[Any, Any]:
     return agent(version="2", name="everything")(names["life"])
 
 
-# -- what was recorded ---------------------------------------------------------------------------------------------------
+# -- the recording ----------------------------------------------------------------------------------------------------
 def test_a_recording_tells_what_was(recording):
     assert (recording.run_id, recording.agent, recording.version, recording.status) == ("r", "everything", "1", "succeeded")
     assert recording.input == {"order": "o-7"}
@@ -227,7 +227,7 @@ def test_anew_a_difference_shows_what_follows_from_it(recording):
     assert not again.same
     assert "-refuse({})" in again.diff
     assert "+refuse" not in again.diff
-    assert again.asked[-2].startswith("succeeded with")  # it goes on with what was recorded for everything else
+    assert again.asked[-2].startswith("succeeded with")  # for everything else it continues with the recorded values
 
 
 def test_anew_a_call_that_was_not_recorded_ends_it_with_clear_words(recording):
@@ -248,7 +248,7 @@ def test_a_conversation_is_recorded_and_answered_like_everything_else(tmp_path):
     model = Scripted([uses(use("look", order="o-7")), "It cost $49."])
     helper = ReAct("helper", model=model, tools=[look])
     recording = record(tmp_path, [helper], "What did o-7 cost?")
-    silent = ReAct("helper", model=Scripted([]), tools=[look])  # nobody is asked: it would have nothing to say
+    silent = ReAct("helper", model=Scripted([]), tools=[look])  # the model is not asked: it would have no answer
     recording.replay(silent)
     again = recording.rerun(silent)
     assert again.same, again.diff
@@ -372,7 +372,7 @@ def test_the_command_line_makes_a_test_that_passes_until_the_code_of_it_or_of_it
     assert "2 failed" in failed.stdout
     assert '-o.7/1: look({"order":"O-7"})' in failed.stdout
     assert 'the code asks for call 1: look({"order":"o-7"})' in failed.stdout
-    assert "recorder.py" not in failed.stdout  # not a line of our own source: the test, and what is different
+    assert "recorder.py" not in failed.stdout  # no line of our own source: only the test, and the difference
     assert "rerun.py" not in failed.stdout
 
     late = perdure(tmp_path, "export", "o.7", "--test", "tests/test_late.py")

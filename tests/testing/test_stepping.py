@@ -1,4 +1,4 @@
-"""A stepped run stands still exactly where it was told to, is really killed there, and goes on in another process."""
+"""A stepped run stops exactly where it should, is really killed there, and continues in another process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def types(run) -> list[str]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process has ended; one that nobody has buried yet has."""
+    """Has the process ended? A zombie has ended too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -109,7 +109,7 @@ def test_while_one_thread_is_held_no_other_one_passes_a_boundary():
 
     @tool(effect="keyed")
     def quick(call: Call) -> int:
-        time.sleep(0.05)  # it comes to the end of its effect when the other one is held
+        time.sleep(0.05)  # it reaches the end of its effect while the other call is held
         return 2
 
     @agent(version="1")
@@ -216,7 +216,7 @@ def test_a_reconcile_hook_is_asked_at_once_since_the_dead_are_dead(tmp_path):
         assert run.effects["send"] == 1
 
 
-# -- what is told when it does not go as wanted ----------------------------------------------------------------------------
+# -- errors for wrong uses --------------------------------------------------------------------------------------------
 def test_a_name_that_is_none_is_refused_with_those_near_it():
     with stepping(shop, "o-7", os.devnull) as run:
         with pytest.raises(InvalidInput, match=r"no boundary 'before_tool_effekt'; did you mean before_tool_effect"):

@@ -1,4 +1,4 @@
-"""docs/testing.md is a test file: whoever pastes it has tests that pass."""
+"""docs/testing.md is a test file: a reader who pastes it has tests that pass."""
 
 from __future__ import annotations
 

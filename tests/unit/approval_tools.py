@@ -1,4 +1,4 @@
-"""What the tests of approvals share: an agent that asks, and the three situations in which an answer can reach it."""
+"""Shared by the tests of approvals: an agent that asks, and the three situations in which a decision can arrive."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from perdure.core.state import fold
 from perdure.errors import StoreUnavailable
 from perdure.store.api import Append, Appended, ApprovalFilter, ApprovalRow, RunRow
 
-# Held: a call of another branch is in flight, so that the answer comes through the inbox. Parked: nobody holds the run. Restarted:
-# nor is there any process that knows of it; another one goes on.
+# Held: a call of another branch is under way, so the answer comes through the inbox. Parked: the run is not held.
+# Restarted: in addition, no process knows the run; a new process continues.
 WAYS = ["held", "parked", "restarted"]
 HOUR = 3600.0
 
@@ -76,7 +76,7 @@ async def answered(
 
 
 def pending(app: Perdure, run_id: str = "r") -> list[ApprovalRow]:
-    """The approvals of the run that wait for somebody."""
+    """The pending approvals of the run."""
     return [row for row in rows(app, run_id) if row.standing.status == "pending"]
 
 
@@ -85,7 +85,7 @@ def rows(app: Perdure, run_id: str = "r") -> list[ApprovalRow]:
 
 
 def the_one(app: Perdure, run_id: str = "r") -> str:
-    """The id of the one approval that waits."""
+    """The id of the only pending approval."""
     (row,) = pending(app, run_id)
     return row.approval
 
@@ -95,7 +95,7 @@ def statuses(app: Perdure, run_id: str = "r") -> list[str]:
 
 
 def check_replay(app: Perdure, code: Agent[Any, Any], run_id: str = "r") -> None:
-    """The journal as it is now replays on a fresh machine, which asks for nothing that is not there."""
+    """The present journal replays on a fresh machine, which asks for no other calls."""
     events = app.store.read(run_id)
     state = fold(events)
     assert state.created is not None
@@ -110,7 +110,7 @@ def check_replay(app: Perdure, code: Agent[Any, Any], run_id: str = "r") -> None
 
 
 async def withdraw(app: Perdure, approval: str) -> None:
-    """Somebody withdraws the request from outside."""
+    """The request is withdrawn from outside."""
     app.store.decide(approval, Withdraw(), event_id=app.clock.new_id(), now=app.clock.now())
 
 
@@ -130,7 +130,7 @@ def clock_of(app: Perdure) -> ManualClock:
 
 
 async def approve(app: Perdure, by: str = "ann", **more: Any) -> ApprovalRow:
-    """Say yes to the one thing that is asked."""
+    """Approve the only pending request."""
     return await app.approve(the_one(app), by=by, **more)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of driving share: a clock that is told, settings without waiting, and a short way to write a journal down."""
+"""Shared by the tests of driving: a clock for tests, settings without waits, and a short way to write a journal."""
 
 from __future__ import annotations
 
@@ -41,12 +41,15 @@ SETTINGS = Settings(
 
 
 class ManualClock(clocks.ManualClock):
-    """A clock that stands still until it is told, and does not say so: whether a worker keeps a run or parks it is what tests here look at."""
+    """A clock that only moves when the test moves it.
+
+    `still` is False, because tests check whether a worker parks a run.
+    """
 
     still = False
 
     def jump(self, seconds: float) -> None:
-        """Forward or back, as when somebody sets the clock of a machine."""
+        """Forward or back, as when the clock of a machine is set."""
         self.set_to(self.time + timedelta(seconds=seconds))
 
 
@@ -76,14 +79,14 @@ def local(app: Perdure) -> LocalEngine:
 
 
 def worker_of(app: Perdure) -> Worker:
-    """The worker that it has, for one that drives something."""
+    """The worker of the app, for an app that drives a run."""
     worker = local(app)._worker
     assert worker is not None
     return worker
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:
-    """The result of what waits for nothing, as all that is said to a run on SQLite: where nobody can await it."""
+    """The result of a coroutine that never waits, such as post on SQLite, for code that cannot await."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -93,7 +96,7 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
 
 
 def run(main: Coroutine[Any, Any, T], seconds: float = 100.0) -> T:
-    """The coroutine's result, on a loop of its own; whatever hangs is a failure, not a wait."""
+    """The coroutine's result, on a new loop. A coroutine that hangs fails the test."""
 
     async def bounded() -> T:
         async with asyncio.timeout(seconds):

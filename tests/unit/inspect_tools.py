@@ -1,4 +1,4 @@
-"""Runs of every kind in one database, made by the real app, for the tests of everything that reads."""
+"""Runs of every kind in one database, made by the real app, for the tests of all readers."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def make_waiting(path: Path | str) -> None:
         await app.start(circling, id="circling")
         await app.start(hurried, id="hurried")
         await app.start(buy, "o-2", id="forced")
-        await app.start(sleeper, 1.0, id="later", not_before=timedelta(hours=2))
+        await app.start(sleeper, 1.0, id="later", not_before=timedelta(hours=2), version="1")
         await app.start(refunds, "o-2", 900, id="bought")
         await app.start(refunds, "o-3", 900, id="refused")
         await app.pause("paused", by="ann", reason="the bank is closed")
@@ -252,7 +252,7 @@ def make_waiting(path: Path | str) -> None:
 
 
 def approval_of(store: Store, run_id: str) -> str:
-    """The one approval that the run waits for."""
+    """The only approval that the run waits for."""
     (row,) = store.approvals(ApprovalFilter(run_id=run_id))
     return row.approval
 
@@ -272,7 +272,7 @@ _FORGED_TABLES = ("perdure_runs", "perdure_events", "perdure_approvals", "perdur
 
 @contextmanager
 def forging(url: str) -> Iterator[Forge]:
-    """A hand that edits rows of this database: it switches the triggers off for one statement."""
+    """A function that edits rows of this database: it switches the triggers off for one statement."""
     if is_postgres(url):
         import psycopg
 
@@ -307,7 +307,7 @@ def forging(url: str) -> Iterator[Forge]:
 
 
 def forge(path: Path, run_id: str, changes: dict[int, AnyBody | dict[str, object] | bytes]) -> None:
-    """Rewrite events and then the whole chain and the row's head, as somebody who knows how would."""
+    """Rewrite events, then the whole chain and the row's head, as an expert forger would."""
     import apsw
 
     from perdure.core.events import encode_body

@@ -1,6 +1,6 @@
-"""Agents that use each part of asyncio once, and a program that replays what they did in a process of its own.
+"""Agents that use each part of asyncio once, and a program that replays them in a separate process.
 
-Their answers tell the order in which things happened. `python loop_agents.py DB` prints one line of JSON per run.
+Their results tell the order of the events. `python loop_agents.py DB` prints one line of JSON per run.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ async def uses_background_tasks(run: Run) -> str:
 
 @agent(version="1")
 async def is_left_to_chance(run: Run) -> None:
-    """The control: without it a replay that compares nothing would look like one that finds nothing."""
+    """The control: without it, a replay that compares nothing would look like a replay without differences."""
     for word in {f"word {at}" for at in range(50)}:
         await echo(word)
 
@@ -326,7 +326,7 @@ def replayed(store: Store, run_id: str, code: Agent[Any, Any]) -> str | None:
 
 def main(path: str) -> None:
     """Replay every run of the database and say how each compares."""
-    # Objects lie elsewhere than in the process before: whatever follows addresses comes out differently.
+    # Objects have other addresses than in the process before: anything that depends on addresses gives another result.
     clutter = [[at] * random.randrange(1, 40) for at in range(10_000)]
     random.shuffle(clutter)
     del clutter[::2]

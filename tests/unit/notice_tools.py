@@ -1,4 +1,4 @@
-"""What the tests of notices share: a real HTTP server that answers as it is told, and notices to send."""
+"""Shared by the tests of notices: a real HTTP server with scripted answers, and notices to send."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perdure.store.api import NoticeRow, RunRow, Store
 
 SECRET = "canary-4711-do-not-tell-anybody-at-all"
 
-# Made for these tests alone, and trusted by nobody else: a certificate for "localhost", and its key.
+# Only for these tests, and trusted nowhere else: a certificate for "localhost", and its key.
 LOCALHOST = """\
 -----BEGIN CERTIFICATE-----
 MIIBcDCCARegAwIBAgIBATAKBggqhkjOPQQDAjAUMRIwEAYDVQQDDAlsb2NhbGhv

@@ -1,4 +1,4 @@
-"""What the tests of the PostgreSQL store share: empty journals in milliseconds, a look into the tables, and patience."""
+"""Shared by the tests of the PostgreSQL store: fast empty journals, direct queries of the tables, and waits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from perdure.store.postgres.store import PostgresStore
 T = TypeVar("T")
 _shared: WeakKeyDictionary[Server, str] = WeakKeyDictionary()
 _kept: WeakKeyDictionary[Server, str] = WeakKeyDictionary()
-# As superuser, for whom triggers need not fire.
+# As superuser, whose statements can skip the triggers.
 
 
 def empty(server: Server) -> str:
-    """URL of a database in which whoever connects from now on finds a new, empty schema: dropping a database takes a second, this nothing."""
+    """URL of a database with a new, empty schema: dropping a database takes a second, this takes no time."""
     server.revive()
     url = _shared.get(server)
     if url is None:
@@ -57,7 +57,7 @@ def raw(url: str) -> psycopg.Connection[Any]:
 
 
 def eventually(look: Callable[[], T], timeout_s: float = 60.0) -> T:
-    """What the look finds, as soon as it is something."""
+    """The result of the query, as soon as it is not empty."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < deadline_s, "it did not happen in time"
@@ -66,7 +66,7 @@ def eventually(look: Callable[[], T], timeout_s: float = 60.0) -> T:
 
 
 class Gate:
-    """Holds a statement up on the server, at a place in its text, until it is opened: for what others do in between."""
+    """Stops a statement on the server, at a place in its text, until the gate is opened. Meanwhile others can act."""
 
     _KEY = 4711
     HELD_UP = f"pg_advisory_xact_lock_shared({_KEY})"

@@ -1,4 +1,4 @@
-"""What the tests of ReAct share: a scripted model that keeps what it was asked, and a short way to a finished run."""
+"""Shared by the tests of ReAct: a scripted model that keeps its requests, and a short way to a finished run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.tool.call import Call
 
 
 class Model(Scripted):
-    """Says what it was told to say, as a provider would: it refuses a conversation that is not valid. Keeps every request."""
+    """Gives the scripted answers like a provider: it refuses a conversation that is not valid. Keeps every request."""
 
     def __init__(self, lines: Sequence[Any], **options: Any) -> None:
         super().__init__(lines, **options)
@@ -29,12 +29,12 @@ class Model(Scripted):
 
     @property
     def told(self) -> list[str]:
-        """The results that it was told last, in order."""
+        """The last results that it was given, in order."""
         return [message.text for message in self.asked[-1].messages if isinstance(message, ToolResult)]
 
 
 class ByTurn(Model):
-    """The nth time that it is asked it says the nth line, whatever is in the conversation."""
+    """The nth request gets the nth line, whatever is in the conversation."""
 
     async def answer(self, request: Request, call: Call) -> Answer:
         check(request.messages)
@@ -47,7 +47,7 @@ class ByTurn(Model):
 
 
 def wants(*uses: tuple[str, Any], text: str = "") -> Answer:
-    """An answer that wants these tools used, with the ids u1, u2, …"""
+    """An answer that asks for these tools, with the ids u1, u2, …"""
     return Answer(text, tuple(ToolUse(f"u{at}", name, arguments) for at, (name, arguments) in enumerate(uses, 1)), stop="tools")
 
 

@@ -1,4 +1,7 @@
-"""What the tests of the SQLite store share: other processes, a look into the file, and a disk that fails when it is told to."""
+"""Shared by the tests of the SQLite store.
+
+Other processes, direct access to the file, and a disk that fails on request.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def python(code: str, *args: object) -> subprocess.Popen[str]:
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """What it says first; its error when it has nothing to say."""
+    """The first line of its output; its error if there is no output."""
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     assert line, process.communicate()[1]
@@ -42,7 +45,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def raw(path: Path) -> apsw.Connection:
-    """The file behind the store's back, through the same library."""
+    """Direct access to the file, with the same library."""
     return apsw.Connection(str(path))
 
 

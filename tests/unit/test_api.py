@@ -1,4 +1,4 @@
-"""The public API: what is exported, what users get to see of a run, and old names that still work for one version."""
+"""The public API: the exported names, what users see of a run, and old names that still work for one version."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def collector(run: Run) -> list[Any]:
     return [first, run.receive_all("word"), run.receive_all("word")]
 
 
-# -- what is exported -----------------------------------------------------------------------------------------------------------
+# -- exported names ---------------------------------------------------------------------------------------------------
 def test_everything_that_the_app_and_the_handle_return_is_exported() -> None:
     exported = {getattr(perdure, name) for name in perdure.__all__}
     plain = {str, int, float, bool, dict, list, tuple, type(None), Any}
@@ -181,7 +181,7 @@ def test_signals_that_have_arrived_are_received_without_waiting() -> None:
 
 # -- old names ------------------------------------------------------------------------------------------------------------------
 def test_old_names_still_work_with_a_warning() -> None:
-    # cache_runs=0: the agent is replayed after the decision, and warns once more.
+    # cache_runs=0: the agent is replayed after the decision, and warns again.
     with sync.Perdure("sqlite://", [old_asker], settings=perdure.Settings(cache_runs=0)) as app:
         app.start(old_asker, id="r")
         with pytest.warns(DeprecationWarning, match="request_approval"):

@@ -53,7 +53,7 @@ def test_a_run_is_durable_when_start_returns(tmp_path: Path) -> None:
         async with perdure(tmp_path / "db", [echo]) as app:
             handle = await app.start(echo, {"a": 1}, id="r", tenant="acme", actor="user:17")
             row = await handle.row()
-            assert (row.status, row.tenant, row.actor, row.agent, row.version) == ("queued", "acme", "user:17", "echo", "1")
+            assert (row.status, row.tenant, row.actor, row.agent, row.version) == ("queued", "acme", "user:17", "echo", "")
 
     async def second() -> Any:
         async with perdure(tmp_path / "db", [echo]) as app:
@@ -420,7 +420,7 @@ def test_an_agent_is_called_inside_another_agent_and_nowhere_else() -> None:
         asyncio.run(echo(1))
 
 
-@pytest.mark.parametrize("wrong", [None, 7, look, "unknown"])
+@pytest.mark.parametrize("wrong", [None, 7, look, "no agent's name"])
 def test_what_cannot_be_started_is_named(wrong: Any) -> None:
     async def main() -> None:
         async with perdure(None, [echo]) as app:
@@ -480,5 +480,5 @@ def test_what_is_recorded_about_a_run_when_it_is_created() -> None:
             return body
 
     created = run(main())
-    assert (created.run_id, created.agent, created.version, created.tenant, created.actor) == ("r", "echo", "1", "acme", "user:17")
+    assert (created.run_id, created.agent, created.version, created.tenant, created.actor) == ("r", "echo", "", "acme", "user:17")
     assert created.input.inline == b'{"what":"x"}'

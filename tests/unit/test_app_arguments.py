@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind are refused in our words, where they are given."""
+"""Arguments of the wrong type are refused at once, with a message of perdure."""
 
 from __future__ import annotations
 

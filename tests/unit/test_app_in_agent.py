@@ -1,4 +1,7 @@
-"""The app inside an agent: what it would do there stands in no journal and is done again by every replay. In a tool it is fine."""
+"""The app inside an agent is refused: no journal would record its work, and every replay would repeat it.
+
+Inside a tool the app is allowed.
+"""
 
 from __future__ import annotations
 

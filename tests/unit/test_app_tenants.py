@@ -1,4 +1,4 @@
-"""One tenant's runs do not exist for another (G16): every door of the app that takes a run or an approval."""
+"""For one tenant the runs of another do not exist (G16): every method of the app that takes a run or an approval."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ DOORS: dict[str, dict[str, Any]] = {
     "retry": {},
     "rewind": {"to": 2},
     "fork": {},
+    "live_fork": {},
     "diff": {"other": "ended"},
 }
 LOOKS = ["info", "status", "result", "events", "follow", "state", "inspect"]
@@ -76,7 +77,7 @@ def test_no_door_is_forgotten_here() -> None:
 
 
 async def two_tenants(app: Perdure) -> str:
-    """A run of acme's that waits for somebody, and one that has ended; the approval."""
+    """A run of acme that waits for a person, a run of acme that has ended, and the approval."""
     await app.start(payer, id="waits", tenant="acme")
     await app.engine.drive("waits", wait=False)
     await app.start(quick, id="ended", tenant="acme")

@@ -1,4 +1,4 @@
-"""Who may say yes to what, and what a yes, a no or silence does (G9, T16–T20)."""
+"""Who may approve what, and the result of an approval, a rejection or an expiry (G9, T16–T20)."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_reason_of_the_moment_goes_before_that_of_the_policy():
         (("role:finance",), "bob", ("finance",), True),
         (("role:finance",), "bob", ("sales", "finance"), True),
         (("role:finance",), "bob", ("role:finance",), False),
-        (("role:finance",), "role:finance", (), False),  # a name that somebody has given themself
+        (("role:finance",), "role:finance", (), False),  # a name that a person chose to look like a role
         (("role:finance",), "finance", (), False),
         (("ann", "role:finance"), "ann", (), True),
     ],
@@ -243,7 +243,7 @@ def test_who_may_decide_is_found_however_an_older_version_recorded_the_name(deci
     assert may_decide((decider,), "ann", ())
     assert not may_decide((decider,), "bob", ())
     assert may_decide((f"role:{decider}",), "bob", ["ann"])
-    # A name, not a role: what only comes to look like one is no role.
+    # This is a name and no role: text that only looks like a role is no role.
     assert not may_decide((f"role\uff1a{decider}",), "bob", ["ann"])
 
 
@@ -337,7 +337,7 @@ def test_an_edit_of_a_field_that_may_be_is_what_is_approved():
     assert body.input is not None
     assert codec.decode(load(body.input)) == {"order": "o-7", "cents": 300}
     assert body.digest == ruling.standing.digest == codec.digest(load(body.input)) != ruling.standing.request.digest
-    assert codec.decode(load(ruling.standing.request.input)) == CALL  # what was asked stays on record
+    assert codec.decode(load(ruling.standing.request.input)) == CALL  # the original request stays recorded
 
 
 @pytest.mark.parametrize("fields", [{}, {"cents": 500}])

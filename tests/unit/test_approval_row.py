@@ -1,4 +1,4 @@
-"""An approval's row as a program reads it, and what an agent is told about a call that was not made."""
+"""An approval's row as a program reads it, and what an agent learns about a call that was not made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules that keep the shape of the code, and for each of them a proof that it would notice."""
+"""The rules about the structure of the code. For each rule, a test shows that the rule can fail."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "perdure"
 
 
-# --- who may import whom: the contracts are in pyproject.toml ---------------------------------------------------------------
+# --- which module may import which: the contracts are in pyproject.toml
+# ------------------------------------------------
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
-    """The verdict of import-linter on the package that lies in `folder`, whatever is installed beside it."""
+    """The verdict of import-linter on the package in `folder`, whatever else is installed."""
     program = f"import sys; sys.path.insert(0, {str(folder)!r}); from importlinter.cli import lint_imports_command; lint_imports_command()"
     command = [sys.executable, "-c", program, "--no-cache", "--config", str(ROOT / "pyproject.toml")]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
@@ -71,7 +72,8 @@ def write(path: Path, source: str) -> None:
     path.write_text(source)
 
 
-# --- the core is told, it never looks ---------------------------------------------------------------------------------------
+# --- the core does no I/O and reads no clock
+# ---------------------------------------------------------------------------
 
 # Modules that the core has no business with at all, and names out of modules that it may use otherwise.
 FORBIDDEN_MODULES = frozenset(
@@ -87,7 +89,10 @@ FORBIDDEN_NAMES = frozenset(
 
 
 class Purity(ast.NodeVisitor):
-    """Collects what a module takes from the world. Names are followed through their imports, so that an alias hides nothing."""
+    """Collects the uses of I/O, clocks and chance in a module.
+
+    It follows names through imports, so that an alias hides nothing.
+    """
 
     def __init__(self) -> None:
         self.means: dict[str, str] = {name.removeprefix("builtins."): name for name in FORBIDDEN_NAMES if name.startswith("builtins.")}
@@ -224,7 +229,7 @@ UNTRACKED = frozenset(".git .boot .newer .venv .hypothesis .mypy_cache .pytest_c
 
 
 def traces(text: str) -> list[str]:
-    """What the text gives away about where it was written."""
+    """What the text reveals about the machine on which it was written."""
     return [f"{what}: {match.group()}" for what, pattern in TRACES.items() for match in pattern.finditer(text)]
 
 

@@ -1,6 +1,6 @@
-"""Bad input gets a clear error and loses nothing (GUARANTEES 7): what reaches a run through Python, and the files behind it.
+"""Bad input gets a clear error and loses nothing (GUARANTEES 7): input through Python, and the files of the journal.
 
-Declarations of tools, the codec, the command line and models have tests of their own for what is theirs.
+The tests of tools, the codec, the command line and models test bad input of these parts.
 """
 
 from __future__ import annotations
@@ -556,7 +556,7 @@ def test_urls_that_name_no_journal_are_refused(url: str, monkeypatch: pytest.Mon
 
 # -- sizes --------------------------------------------------------------------------------------------------------------
 def test_a_long_journal_is_replayed_quickly(tmp_path: Path) -> None:
-    """2,000 recorded steps; longer than what is read on the loop's own thread."""
+    """2,000 recorded steps: too many to be read on the loop's own thread."""
 
     @tool(effect="read")
     async def step(at: int) -> int:

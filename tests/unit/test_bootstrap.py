@@ -1,4 +1,4 @@
-"""`make setup` runs no uv but the one that requirements-boot.lock names by its hash, and .venv has the interpreter that was named."""
+"""`make setup` runs only the uv whose hash is in requirements-boot.lock, and .venv has the requested interpreter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOCKS = sorted(ROOT.glob("requirements*.lock"))
 
 
 def python_with_pip() -> str:
-    """The interpreter that `make` would use: the one of .venv has no pip."""
+    """The interpreter that `make` would use: the interpreter of .venv has no pip."""
     for python in (sys.executable, getattr(sys, "_base_executable", ""), shutil.which("python3")):
         if python and subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
             return python
@@ -30,7 +30,7 @@ def python_with_pip() -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """What a fresh clone has of what `make setup` reads."""
+    """The files of a fresh clone that `make setup` reads."""
     folder = tmp_path / "clone"
     (folder / ".ci").mkdir(parents=True)
     for name in ("Makefile", "pyproject.toml", ".ci/uv.py", *(lock.name for lock in LOCKS)):

@@ -1,4 +1,4 @@
-"""What a run may use: exact sums, and a limit that holds at the limit (G14, T24)."""
+"""Budgets: exact sums, and limits that hold exactly (G14, T24)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Hostile:
         (2, 2_000_000),
         (2.00, 2_000_000),
         ("0.1", 100_000),
-        (0.1, 100_000),  # the number that was written, not the binary fraction beside it
+        (0.1, 100_000),  # the written decimal number, not the nearest binary fraction
         (0.1 + 0.2, 300_000),
         (1.005, 1_005_000),
         (0.0000005, 1),
@@ -125,11 +125,11 @@ NAMES = {"usd_micros": "usd", "tokens": "tokens", "calls": "calls", "busy_us": "
     [
         (0, 0, False),
         (0, 10, False),
-        (9, 1, False),  # exactly what is left
+        (9, 1, False),  # exactly the rest
         (9, 0, False),
         (9, 2, True),
         (0, 11, True),
-        (10, 0, True),  # a limit that has been reached stops even what is free
+        (10, 0, True),  # a limit that is reached stops even a free call
         (11, 0, True),
     ],
 )

@@ -1,4 +1,7 @@
-"""Every event but the first names a recorded cause, an earlier event of its journal: on both stores, held by a worker or not."""
+"""Every event but the first has a recorded cause, an earlier event of its journal.
+
+On both stores, held or not held.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a file holds an agent is seen without running it: everything that users write, and nothing of what only looks like it."""
+"""Does a file declare an agent? perdure sees this without running the file, for every form of declaration."""
 
 from __future__ import annotations
 
@@ -123,7 +123,10 @@ def test_files_that_import_each_other_come_to_an_end(tmp_path: Path) -> None:
 
 
 def test_every_agent_of_the_examples_is_seen() -> None:
-    """Those that `perdure run` would load, found by loading them: in a process of its own, since that leaves modules behind."""
+    """The agents that `perdure run` would load.
+
+    They are loaded in a separate process, because this leaves modules behind.
+    """
     load = (
         "import sys\nfrom perdure.cli.target import load_targets\n"
         "print(*(target.recorded for file in sys.argv[1:] for target in load_targets(file)), sep='\\n')"

@@ -1,4 +1,4 @@
-"""When a run is going in circles, and when it only looks like it."""
+"""When a run goes in circles, and when it only seems to do so."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def payload(value: Any, inline: int = codec.INLINE_BYTES) -> Payload:
 
 
 class Story:
-    """A run as it is journaled, folded and watched, event by event. `said` is what the watch had to say about each."""
+    """A run that is journaled, folded and watched event by event. `said` has the answers of the watch."""
 
     def __init__(self, circles: Circles | None = None, **limits: Any) -> None:
         self.circles = circles or Circles(**limits)
@@ -112,7 +112,7 @@ def test_whatever_is_new_is_progress(others):
     story = Story(repeats=2)
     assert story.call() is None
     assert story.call(**others) is None
-    assert story.call() is None  # once since then
+    assert story.call() is None  # once since the reset
     assert story.call() is not None
 
 

@@ -1,4 +1,4 @@
-"""What every verb shares: text that cannot act on a terminal, errors in one line, their exit codes, times, tables."""
+"""Shared by all verbs: text that is safe on a terminal, errors in one line, exit codes, times, tables."""
 
 from __future__ import annotations
 

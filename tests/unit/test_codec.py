@@ -1,4 +1,4 @@
-"""Canonical JSON: everything that it takes comes back the same, and what it cannot hold is refused by name."""
+"""Canonical JSON: every value that it accepts comes back unchanged; for other values, the error names the problem."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ values = st.recursive(
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equality that tells True from 1, 1 from 1.0 and -0.0 from 0.0."""
+    """Equality that distinguishes True from 1, 1 from 1.0 and -0.0 from 0.0."""
     if type(left) is not type(right):
         return False
     if isinstance(left, list):
@@ -279,7 +279,8 @@ def test_a_refusal_is_invalid_input_for_the_caller():
     assert issubclass(NotEncodable, ValueError)
 
 
-# --- large ones, and what people type -----------------------------------------------------------------------------------------
+# --- large values, and values that people type
+# -------------------------------------------------------------------------
 
 
 def test_a_large_value_becomes_a_blob_with_a_preview():

@@ -1,4 +1,4 @@
-"""The desk: who is counted as who, what a top-up must be, and a pause that is taken back before it has come to pass."""
+"""Control: which names count as one person, what an added budget must be, and a pause that is taken back in time."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_roles_are_looked_up_with_the_name_that_is_counted(member: str, by: str)
 
 def test_a_yes_that_had_to_wait_for_the_database_until_the_time_was_over_comes_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     payments, clock = Payments(Approval(expires=HOUR)), ManualClock()
-    asked_and_written = iter((0.0, float(HOUR)))  # somebody else had the write lock meanwhile
+    asked_and_written = iter((0.0, float(HOUR)))  # another transaction had the write lock meanwhile
 
     async def main() -> None:
         async with perdure(None, [payments.agent], clock) as app:
@@ -164,7 +164,7 @@ def test_a_yes_that_had_to_wait_for_the_database_until_the_time_was_over_comes_t
     run(main())
 
 
-# -- what a yes may change --------------------------------------------------------------------------------------------------
+# -- what an approval may change --------------------------------------------------------------------------------------
 @tool(effect="once", approval=Approval(editable=["when", "price", "order", "aware"]))
 async def deliver(when: datetime = NOON, price: Decimal = Decimal("1.50"), order: UUID = ORDER, aware: AwareDatetime = NOON) -> list[str]:
     return [str(when), str(price), str(order)]
@@ -346,7 +346,7 @@ def test_a_pause_is_taken_back_before_the_run_has_come_to_it(recorded: bool) -> 
             release.set()
             row = await driving
             if row.status != "succeeded":
-                await app.engine.drive("r")  # it was let go in between, and is ready for anybody
+                await app.engine.drive("r")  # it was unpaused in between, and any worker may claim it
             assert await handle.result() == 2
             return outline(await handle.events())
 

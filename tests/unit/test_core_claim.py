@@ -1,4 +1,4 @@
-"""What the run core makes of the journal that it is given at a claim."""
+"""What the run core does with the journal that it gets at a claim."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def begun(journal: list[Event], epoch: int | None) -> tuple[RunCore, Broken | No
 
 
 def test_a_journal_that_another_worker_has_claimed_since_is_not_gone_on_with(journal: list[Event]) -> None:
-    """It was read after the lease was lost: what would be recorded now would bear the other worker's epoch."""
+    """The journal was read after the lease was lost: new events would get the epoch of the other worker."""
     epoch = fold(journal).epoch
     assert epoch == 2
     _, broken = begun(journal, epoch - 1)

@@ -1,4 +1,4 @@
-"""The verdict on every open call that nobody is performing, by phase, effect class and what is known."""
+"""The verdict on every open call without an attempt under way, by phase, effect class and known facts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def test_an_attempt_known_not_to_have_happened_is_followed_by_the_next_when_its_
 @pytest.mark.parametrize("phase", ["retry_wait", "failing", "in_doubt"])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_retry_after_a_doubt_is_decided_like_the_doubt(phase: Phase, wanted: bool) -> None:
-    """An attempt before may have happened: the key must still protect, the hook is asked first, and nobody's losing interest settles it."""
+    """An earlier attempt may have happened. So the key must still be valid, and the hook is asked first.
+
+    An agent that stops waiting does not settle the doubt.
+    """
     young = call(phase, "keyed", retry_at=HOUR_US, doubtful=True)
     assert verdict(young, wanted=wanted) == Perform(2)
     assert verdict(young, hook=True, wanted=wanted) == Reconcile()

@@ -1,4 +1,4 @@
-"""Notices go out: in words, signed, at least once, and whatever the receiver does, nothing else waits for it."""
+"""Notices are sent: in words, signed, at least once. A slow or failing receiver delays nothing else."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_without_a_webhook_a_notice_is_a_line_in_the_log_and_done(store, clock, 
 
 def test_a_notice_whose_courier_died_before_its_line_was_written_gets_its_line(store, clock, caplog):
     failing_run(store, "r-1")
-    assert store.take_notices(clock.now(), 1, round(HOLD_S * 1e6))  # and no more is heard of whoever took it
+    assert store.take_notices(clock.now(), 1, round(HOLD_S * 1e6))  # and the process that took it disappears
     clock.advance(HOLD_S)
     with caplog.at_level(logging.INFO, "perdure.notify"):
         flush(store, Settings(), clock)
@@ -395,7 +395,7 @@ def test_a_burst_of_pokes_is_one_look(store, clock, monkeypatch):
         for _ in range(20):
             courier.poke()
             await asyncio.sleep(0)
-        assert looks == 1  # the loop has turned twenty times, for whoever else was woken
+        assert looks == 1  # the loop has run twenty iterations for other callbacks
         await until(lambda: looks == 2)
         await asyncio.sleep(2 * module._AFTER_YOU_S)
         assert looks == 2
@@ -490,7 +490,10 @@ def test_flush_waits_for_what_a_running_courier_has_under_way(store, clock):
 
 
 def test_flush_waits_for_a_notice_that_is_just_being_taken(store, clock, monkeypatch):
-    """On a thread, over a network: it is held already, so nobody else would send it before the hold is over."""
+    """The notice is taken on a thread, over a network.
+
+    It is held, so no other process sends it before the hold ends.
+    """
     take, taken = store.take_notices, threading.Event()
 
     def slowly(*args: Any) -> Any:

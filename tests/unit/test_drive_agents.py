@@ -1,4 +1,4 @@
-"""Agents that do everything wrong: each stops, or fails, alone, and says why."""
+"""Agents with every kind of mistake: each one stops or fails without affecting other runs, and the error says why."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def row_of(code: Agent[Any, Any], *args: Any, clock: ManualClock | None = 
         return await app.engine.drive("r", wait=False), outline(await handle.events())
 
 
-# -- what they raise ----------------------------------------------------------------------------------------------------
+# -- exceptions of agents ---------------------------------------------------------------------------------------------
 class Hostile(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text for you")
@@ -129,7 +129,7 @@ def test_keyboard_interrupt_in_an_agent_parks_that_run_and_neither_fails_it_nor_
     assert run(main()) == "done"
 
 
-# -- what they wait for -------------------------------------------------------------------------------------------------
+# -- waits of agents --------------------------------------------------------------------------------------------------
 def test_an_agent_that_never_rests_is_parked_as_stuck_and_others_go_on() -> None:
     @agent(version="1")
     async def spinning(run: Run) -> None:
@@ -277,7 +277,7 @@ def test_a_timer_that_nobody_awaits_does_not_outlive_the_run() -> None:
 # -- what happens to an agent that is let go of -------------------------------------------------------------------------
 @pytest.mark.parametrize("park", ["sleep", "stuck", "crash"])
 def test_an_agent_that_is_let_go_of_performs_nothing_on_its_way_out(tmp_path: Path, park: str) -> None:
-    """Closing a coroutine runs its `finally` blocks. That is no place to refund somebody from, unrecorded."""
+    """Closing a coroutine runs its `finally` blocks. A refund there would be performed without a record."""
     performed: list[str] = []
 
     @tool(effect="once")
@@ -383,7 +383,7 @@ def test_a_validator_that_raises_while_a_result_is_rebuilt_parks_the_run() -> No
 
 
 def test_a_damaged_journal_is_given_up_to_a_person_and_not_held_for_ever(tmp_path: Path) -> None:
-    """A live worker that held it without driving it would keep everybody else away."""
+    """If a live worker held the run without driving it, no other worker could claim it."""
 
     @agent(version="1")
     async def sleeper(run: Run) -> None:

@@ -1,4 +1,7 @@
-"""Approvals from the agent's side: what it learns, whoever is alive when somebody decides, and that only the approved call is made (G9)."""
+"""Approvals from the agent's side.
+
+What it learns, whichever process is alive, and that only the approved call is made (G9).
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,8 @@ async def expire(app: Perdure) -> None:
     clock_of(app).advance(HOUR)
     if local(app)._worker is not None:
         for drive in list(worker_of(app)._drives.values()):
-            asyncio.get_running_loop().call_soon(drive.look_at_clock)  # the clock is ours: nothing else tells a worker that it has moved
+            # This is the test's clock: nothing else tells a worker that it has moved.
+            asyncio.get_running_loop().call_soon(drive.look_at_clock)
 
 
 async def withdraw_it(app: Perdure) -> None:
@@ -78,7 +82,7 @@ DECISIONS: dict[str, Decide] = {
 }
 
 
-# -- what the agent learns ----------------------------------------------------------------------------------------------
+# -- what the agent learns --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("decision", DECISIONS)
 def test_run_approve_tells_the_agent_what_was_decided(tmp_path: Path, decision: str, way: str) -> None:
@@ -96,7 +100,7 @@ def test_run_approve_tells_the_agent_what_was_decided(tmp_path: Path, decision: 
 
 
 class Refunds:
-    """A tool that needs a person, and what it was called with."""
+    """A tool that needs an approval, and the arguments of its calls."""
 
     def __init__(self, effect: Any = "once", approval: Any = None, **more: Any) -> None:
         self.made: list[list[Any]] = []
@@ -142,7 +146,10 @@ def test_every_kind_of_tool_waits_for_its_person(tmp_path: Path, effect: Any, gr
 
 @pytest.mark.parametrize("effect", ["read", "idempotent", "keyed", "once"])
 def test_nothing_begins_before_the_commit_that_uses_the_approval_up(effect: Any) -> None:
-    """Also not a read, which otherwise needs no commit: a crash would leave an approval that can be used once more."""
+    """This also holds for a `read`, which needs no commit otherwise.
+
+    After a crash the approval could be used again.
+    """
     made: list[int] = []
     before: list[int] = []
 
@@ -258,7 +265,10 @@ def test_two_that_wait_in_one_run_are_decided_in_any_order_and_by_their_id(tmp_p
 
 
 def test_a_call_that_was_approved_and_could_not_start_in_time_is_not_made(tmp_path: Path) -> None:
-    """The worker was away: what it finds is a yes that is too old, which is told apart from nobody's answer."""
+    """The worker was away, and finds an approval that was granted and has expired.
+
+    This differs from an approval without a vote.
+    """
     refunds = Refunds()
     asking = Asking(refunds.ask)
 
@@ -347,7 +357,7 @@ def test_a_worker_is_there_when_an_approval_expires_and_not_before() -> None:
     assert result[1] == "expired"
 
 
-# -- what is approved is what runs --------------------------------------------------------------------------------------
+# -- exactly the approved call runs -----------------------------------------------------------------------------------
 def test_an_edit_that_does_not_fit_is_refused_and_the_approval_still_waits(tmp_path: Path) -> None:
     refunds = Refunds()
 
@@ -406,7 +416,7 @@ def test_edited_arguments_that_the_tool_no_longer_takes_fail_the_call_and_nothin
 
 @pytest.mark.parametrize("what", ["digest = 'somebody else''s'", "action = 'lookup'", "status = 'pending'", "call = 9", "expires_at = 1"])
 def test_a_row_that_says_something_else_than_the_journal_starts_nothing(tmp_path: Path, what: str) -> None:
-    """Somebody has written to the table of approvals: the commit that would start the call is refused, and a person has to look."""
+    """The table of approvals was edited: the commit that would start the call is refused, and a person has to look."""
     refunds = Refunds()
     asking = Asking(refunds.ask)
     asking.release.set()
@@ -429,7 +439,7 @@ def test_a_row_that_says_something_else_than_the_journal_starts_nothing(tmp_path
 
 
 def tamper(path: Path, statement: str) -> None:
-    """As somebody with a database tool would, who also switches off what stands in the way."""
+    """Like a user with a database tool, who also switches off the triggers."""
     connection = apsw.Connection(str(path))
     for (trigger,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
         connection.execute(f'DROP TRIGGER "{trigger}"')
@@ -680,7 +690,7 @@ def test_a_role_from_the_settings_may_decide() -> None:
 # -- one decision counts ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("way", WAYS)
 def test_the_second_decision_is_a_conflict_whoever_holds_the_run(tmp_path: Path, way: str) -> None:
-    """T17. When the run is held the first decision is in the inbox and not in the journal yet; it counts all the same."""
+    """T17. If the run is held, the first decision is in the inbox and not in the journal yet. It still counts."""
     refunds = Refunds()
 
     async def decide(app: Perdure) -> None:

@@ -1,4 +1,7 @@
-"""Budgets across deaths (T33): a call that is settled as happened is charged, and one in doubt stays reserved. On both stores."""
+"""Budgets after deaths of workers (T33), on both stores.
+
+A call that is resolved as happened is charged. The cost of a call in doubt stays reserved.
+"""
 
 from __future__ import annotations
 
@@ -207,7 +210,7 @@ def test_what_is_in_doubt_in_a_child_is_missing_for_its_siblings_until_it_is_set
             assert money(app, "p/1") == (0, 10)
             await app.signal("p/2", "go")
             await app.engine.drive("p/2", wait=False)
-            clock.advance(901)  # it has waited for what others have reserved
+            clock.advance(901)  # the run has waited for money that other calls have reserved
             await app.engine.drive("p/2", wait=False)
             assert "the budget of run p is used up" in str((await app.handle("p/2").state()).failure)
             await app.resolve("p/1", 1, happened="bought", by="ann")
@@ -219,7 +222,7 @@ def test_what_is_in_doubt_in_a_child_is_missing_for_its_siblings_until_it_is_set
 
 
 def test_an_answer_to_a_run_that_is_being_driven_is_charged_once(where: str) -> None:
-    """It goes through the inbox: the holder charges it, and not the one who has given it."""
+    """The answer goes through the inbox: the holder charges it, and not its sender."""
     release = asyncio.Event()
 
     @tool(cost="0.10", timeout=0.01)
@@ -251,7 +254,7 @@ def test_an_answer_to_a_run_that_is_being_driven_is_charged_once(where: str) -> 
 
 
 def test_an_answer_from_the_version_before_is_charged_by_the_worker_that_reads_it(where: str) -> None:
-    """It does not say what it charges."""
+    """The old answer has no amount."""
     release = asyncio.Event()
 
     @tool(cost="0.10", timeout=0.01)
@@ -282,7 +285,7 @@ def test_an_answer_from_the_version_before_is_charged_by_the_worker_that_reads_i
     run(main())
 
 
-# -- what the tool has said itself --------------------------------------------------------------------------------------------
+# -- usage that the tool itself reports -------------------------------------------------------------------------------
 @pytest.mark.parametrize(("said", "at_first", "in_the_end"), [("0.02", (2, 8), 10), ("0.30", (30, 0), 30), ("0", (0, 10), 10)])
 def test_what_an_attempt_in_doubt_has_said_is_not_charged_twice(where: str, said: str, at_first: Any, in_the_end: int) -> None:
     @tool(cost="0.10", timeout=0.01)
@@ -323,7 +326,10 @@ def test_a_tool_that_says_nothing_is_charged_what_was_declared(where: str, effec
 
 # -- several attempts -----------------------------------------------------------------------------------------------------------
 def test_attempts_under_one_key_cost_once(where: str) -> None:
-    """The service drops duplicates of the key: what was reserved for the attempt that was cut off pays for the next one."""
+    """The service drops duplicates of the key.
+
+    The amount that was reserved for the attempt that was cut off covers the next.
+    """
     shop = Shop()
     buyer = one_call_of(hanging(shop, effect="keyed"))
 
@@ -391,7 +397,7 @@ def test_an_attempt_that_was_not_sent_adds_nothing_to_what_an_attempt_before_it_
 
 
 def test_a_keyed_call_that_was_cut_off_may_have_happened_whatever_the_next_attempt_says(where: str) -> None:
-    """The agent was told that it had failed, though the attempt that its worker died in may have happened."""
+    """The agent was told that the call failed, but the attempt in which its worker died may have happened."""
     shop = Shop()
 
     @tool(effect="keyed", retry=Retry(attempts=1))
@@ -540,7 +546,7 @@ def test_a_lost_answer_of_a_model_is_charged_as_estimated(where: str) -> None:
 # -- the end of a run -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("effect", "seen"), [("once", True), ("once", False), ("keyed", False), ("read", False)])
 def test_a_run_that_is_ended_by_force_is_charged_for_what_may_have_happened(where: str, effect: Any, seen: bool) -> None:
-    """Nobody will say any more whether it did: the parent's budget counts it."""
+    """No answer about it can come any more: so the parent's budget counts it."""
     shop = Shop()
     buy = hanging(shop, effect=effect)
 
@@ -575,7 +581,7 @@ def test_a_run_that_is_ended_by_force_is_charged_for_what_may_have_happened(wher
 
 
 def test_a_forced_end_that_has_looked_too_early_charges_nothing(where: str) -> None:
-    """Somebody settles the call between the look at the journal and the end: what the end would charge was charged then."""
+    """A person resolves the call between the read of the journal and the end: its cost was charged then."""
     shop = Shop()
     buyer = one_call_of(hanging(shop))
 

@@ -38,7 +38,7 @@ from perdure.store.api import RunRow
 
 
 class Ledger:
-    """What was really begun, kept by the tools themselves."""
+    """What was really begun, recorded by the tools themselves."""
 
     def __init__(self) -> None:
         self.begun: list[Any] = []
@@ -107,7 +107,7 @@ def test_money_that_tools_say_they_spent_is_limited() -> None:
         call.spend(usd=0.40, tokens_in=7, tokens_out=3)
 
     row, lines, (over,) = run(_stopped(Budget(usd=1), pricey))
-    # Nobody knew what it would cost: the third goes over, and nothing begins after that.
+    # The cost was not known in advance: the third call exceeds the limit, and nothing begins after it.
     assert sum(line.startswith("initiated") for line in lines) == 3
     assert (over.what, over.limit, over.used) == ("usd", 1_000_000, 1_200_000)
     assert "$1.20 of $1.00" in str(row.error)
@@ -286,7 +286,10 @@ def test_every_attempt_counts() -> None:
 
 
 def test_a_run_that_is_ended_by_force_is_charged_for_what_nobody_saw_the_end_of(tmp_path: Path) -> None:
-    """A child is ended by force while its call hangs: it may have happened, and nobody will say so any more."""
+    """A child is ended by force while its call hangs.
+
+    The call may have happened, and no answer about it can come any more.
+    """
     begun = asyncio.Event()
 
     @tool(effect="once", cost=0.90)
@@ -408,7 +411,7 @@ def test_a_budget_exceeded_that_nobody_catches_fails_the_run() -> None:
 
 @pytest.mark.parametrize("effect", ["read", "idempotent", "once", "transaction"])
 def test_of_a_hundred_parallel_calls_exactly_as_many_begin_as_there_are_calls_left(effect: Any, tmp_path: Path) -> None:
-    """None of those that fit is held back because of those that do not, and what was not begun is not charged."""
+    """A call that fits is not delayed by calls that do not fit, and a call that did not begin is not charged."""
     ledger = Ledger()
 
     def perform(number: int) -> int:
@@ -474,7 +477,10 @@ def test_of_a_hundred_parallel_calls_the_rest_fails_one_by_one_when_it_shall_fai
 
 
 def test_an_agent_that_reacts_to_a_failed_call_of_a_batch_with_another_call_keeps_its_numbers(tmp_path: Path) -> None:
-    """The failure is told when all calls of the batch have been recorded, or the next call would get ahead of the rest."""
+    """The failure is delivered when all calls of the batch are recorded.
+
+    Otherwise the next call would come before the rest.
+    """
 
     @tool(effect="read")
     async def free() -> str:
@@ -568,8 +574,10 @@ def test_what_an_agent_asks_for_behind_a_call_without_money_does_not_begin(tmp_p
 
 
 def test_a_drain_that_meets_a_stop_for_money_lets_what_was_paid_for_begin(tmp_path: Path) -> None:
-    """Two calls at once, and money for one of them: its intent becomes durable while the worker is drained. The run stops for money,
-    as it would have without the drain."""
+    """Two calls at once, and money for one of them: its intent becomes durable while the worker is drained.
+
+    The run stops because of the budget, as it would without the drain.
+    """
     begun: list[int] = []
 
     @tool(effect="once")
@@ -643,7 +651,8 @@ def test_children_draw_on_their_parent_s_budget_and_never_open_a_fresh_one() -> 
         async with perdure(None, [parent]) as app:
             await app.start(parent, id="p", budget=Budget(calls=8))
             await app.engine.drive("p")
-            assert 8 <= spent(app, "p").calls <= 10  # three at a time, and none knows of what the others have just begun
+            # Three calls at a time, and none of them sees the calls that the others have just begun.
+            assert 8 <= spent(app, "p").calls <= 10
             stopped = [row.run_id for row in app.store.family("p") if row.attention == "budget"]
             assert stopped
             assert status_of(app, "p") == "waiting"
@@ -767,7 +776,7 @@ def test_a_top_up_wakes_all_that_stood_still_and_nobody_else() -> None:
     run(main())
 
 
-# -- nobody pays for what they do not use -------------------------------------------------------------------------------
+# -- a run without a budget pays no price for budgets -----------------------------------------------------------------
 def test_a_run_without_a_budget_never_looks_for_one(tmp_path: Path) -> None:
     asked: list[str] = []
 
@@ -852,7 +861,10 @@ def test_people_hear_once_of_a_budget_that_is_used_up(caplog: pytest.LogCaptureF
 
 
 def test_what_a_dead_worker_had_reserved_is_charged_when_a_person_has_settled_its_call(tmp_path: Path) -> None:
-    """Nobody holds the run when the answer comes: the answer is charged at once, and the next worker gives the reservation back."""
+    """The run is not held when the answer comes.
+
+    The answer is charged at once, and the next worker frees the reservation.
+    """
     begun = asyncio.Event()
 
     @tool(effect="once", cost=0.9)

@@ -111,7 +111,7 @@ def test_a_finished_run_takes_no_cancel() -> None:
 
 @pytest.mark.parametrize("when", ["while it is parked", "while it cleans up"])
 def test_a_second_cancel_does_not_interrupt_the_cleaning_up(when: str) -> None:
-    """An impatient person asks twice; the agent must still be able to release what it holds."""
+    """An impatient person cancels twice; the agent must still be able to release its resources."""
     released: list[int] = []
     finish = asyncio.Event()
 
@@ -159,7 +159,7 @@ def test_a_second_cancel_does_not_interrupt_the_cleaning_up(when: str) -> None:
 
 # -- in flight ----------------------------------------------------------------------------------------------------------
 class InFlight:
-    """An agent inside a call that goes on until it is told to stop."""
+    """An agent inside a call that continues until it is told to stop."""
 
     def __init__(self, effect: Any, *, stubborn: bool = False, reconcile: Outcome | None = None) -> None:
         self.began: list[int] = []
@@ -264,7 +264,7 @@ def test_a_hook_settles_an_effect_that_was_stopped(effect: Any, known: Outcome) 
 
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_a_tool_that_ends_well_within_the_grace_has_completed(effect: Any) -> None:
-    """It was told to stop and says that it is done: that is what is recorded."""
+    """The tool was told to stop and reports success: that is recorded."""
     case = InFlight(effect, stubborn=True)
 
     async def main() -> tuple[RunRow, list[str]]:
@@ -591,7 +591,7 @@ def test_an_abandoned_effect_that_fails_in_doubt_keeps_the_run_open_until_it_is_
 
 
 def test_a_result_timeout_leaves_the_run_and_its_cancel_still_reaches_it() -> None:
-    """Whoever waited has gone; the run goes on here, and must still hear what is posted to it."""
+    """The caller that waited is gone; the run continues here, and must still get its post."""
     case = InFlight("read")
 
     async def main() -> str:
@@ -609,7 +609,10 @@ def test_a_result_timeout_leaves_the_run_and_its_cancel_still_reaches_it() -> No
 
 
 def test_a_cancel_reaches_a_run_that_nobody_waits_for() -> None:
-    """The only one who waited has given up waiting, and nobody serves the queue: the run is still driven here, and still hears."""
+    """The only caller has stopped waiting, and no worker serves the queue.
+
+    The run is still driven here, and still gets post.
+    """
     case = InFlight("read")
 
     async def main() -> None:
@@ -624,7 +627,10 @@ def test_a_cancel_reaches_a_run_that_nobody_waits_for() -> None:
 
 
 def test_a_cancel_that_a_worker_took_to_its_grave_reaches_the_next_one(tmp_path: Path) -> None:
-    """It lies in the inbox of a run that comes to rest as soon as it is claimed: it must be read before that, not after."""
+    """The cancel is in the inbox of a run that rests as soon as it is claimed.
+
+    It must be read before that, not after.
+    """
     case = InFlight("once")
 
     async def first() -> None:
@@ -730,7 +736,7 @@ def test_a_run_that_somebody_drives_is_not_ended_by_force() -> None:
 
 
 def test_a_doubt_that_was_left_stays_one_when_its_run_is_ended_by_force() -> None:
-    """G8: nobody guesses it away. The journal of the ended run still says that nobody knows."""
+    """G8: a doubt is never guessed away. The journal of the ended run still says that the outcome is unknown."""
     case = InFlight("once")
 
     async def main() -> tuple[str, list[str], str]:

@@ -1,4 +1,4 @@
-"""Agents that call agents: what crosses from child to parent and back, and who drives whom."""
+"""Agents that call agents: what a child and its parent exchange, and which worker drives which run."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_the_first_child_to_end_wins_and_the_others_are_cancelled() -> None:
             await app.signal("p/2", "go")
             assert await handle.result() == "b"
             assert [status_of(app, f"p/{number}") for number in (1, 2, 3)] == ["cancelled", "succeeded", "cancelled"]
-            # The run ends only when what it has started has: its end comes last in time.
+            # The run ends only after its children: its end comes last in time.
             ends = [(await app.handle(f"p/{number}").events())[-1].ts for number in (1, 3)]
             assert (await handle.events())[-1].ts >= max(ends)
 
@@ -481,7 +481,7 @@ def test_a_parent_may_start_a_child_to_clean_up_while_it_is_cancelled() -> None:
 
 
 def test_ending_a_parent_by_force_ends_what_it_has_started() -> None:
-    """Nobody is left who waits for the children: they are asked to stop, and clean up as ever."""
+    """No run waits for the children any more: they are asked to stop, and clean up as usual."""
 
     @agent(version="1")
     async def top(run: Run) -> str:
@@ -637,7 +637,10 @@ async def parent_of_two(run: Run) -> list[int]:
 
 @pytest.mark.parametrize("generations", [1, 2])
 def test_a_worker_that_serves_only_the_parent_finds_the_children_also_after_a_restart(generations: int, tmp_path: Path) -> None:
-    """The parent is parked and the child waits for a worker: nobody but who has the parent's code can know the child's."""
+    """The parent is parked and the child waits for a worker.
+
+    Only a worker with the parent's code can find the child's code.
+    """
 
     @agent(version="1")
     async def grandparent(run: Run) -> list[int]:
@@ -649,7 +652,7 @@ def test_a_worker_that_serves_only_the_parent_finds_the_children_also_after_a_re
         async with perdure(tmp_path / "db", [top]) as app:
             await app.start(top, id="p")
             for run_id in ["p", "p/1"][:generations]:
-                # One run at a time, by the worker's own hand: the rest is left to the next one.
+                # One run at a time, driven by this worker: the rest is left to the next worker.
                 worker = await local(app)._working()
                 await worker._take_up(run_id)
                 await until(lambda run_id=run_id: status_of(app, run_id) == "waiting")
@@ -780,9 +783,10 @@ def test_driving_a_run_by_name_after_a_restart_drives_everything_below_it(tmp_pa
     assert run(main()) == [4, 9]
 
 
-def test_a_child_of_another_version_waits_for_a_worker_that_has_it(tmp_path: Path) -> None:
+def test_a_child_that_has_begun_waits_for_a_worker_that_has_its_version(tmp_path: Path) -> None:
     def kid(version: str) -> Agent[Any, Any]:
         async def kid(run: Run) -> str:
+            await run.receive("go")
             return f"kid {version}"
 
         return Agent(kid, version=version)
@@ -801,6 +805,9 @@ def test_a_child_of_another_version_waits_for_a_worker_that_has_it(tmp_path: Pat
             worker = await local(app)._working()
             await worker._take_up("p")
             await until(lambda: status_of(app, "p") == "waiting")
+            await worker._take_up("p/1")
+            await until(lambda: status_of(app, "p/1") == "waiting")
+            await app.signal("p/1", "go")
         async with perdure(tmp_path / "db", [parent(new)]) as app, at_work(app):
             await asyncio.sleep(0.1)
             assert status_of(app, "p/1") == "queued"
@@ -839,7 +846,7 @@ def test_a_parent_that_asks_for_another_number_of_children_than_before_has_diver
 
 
 def test_a_run_that_has_taken_a_child_s_id_stops_the_parent_with_a_reason_and_nothing_is_overwritten(tmp_path: Path) -> None:
-    """No user can give such an id; a restored or a hand-made database can hold one."""
+    """No user can choose such an id; a restored or hand-made database can contain one."""
 
     @agent(version="1")
     async def parent(run: Run) -> int:
@@ -861,7 +868,7 @@ def test_a_run_that_has_taken_a_child_s_id_stops_the_parent_with_a_reason_and_no
 
 
 def test_two_apps_on_one_file_share_the_children(tmp_path: Path) -> None:
-    """Whoever is free takes the next child; each is driven once."""
+    """A free app takes the next child; each child is driven once."""
     performed: list[tuple[int, int]] = []
 
     @tool(effect="once")
@@ -922,7 +929,7 @@ def test_an_adopted_parent_goes_on_with_the_results_of_its_old_children(tmp_path
 
 
 def test_the_settings_of_these_tests_park_every_wait() -> None:
-    assert SETTINGS.park_after_s == 0  # or "held by nobody" would be decided by how long a wait is
+    assert SETTINGS.park_after_s == 0  # otherwise the length of a wait would decide whether the run is held
 
 
 def test_a_child_that_was_given_up_is_told_while_its_parent_makes_calls_that_answer_at_once(tmp_path: Path) -> None:

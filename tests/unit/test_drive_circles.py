@@ -1,4 +1,4 @@
-"""Agents that go in circles are stopped before they spend more, and ordinary ones are left alone."""
+"""Agents that go in circles are stopped before they spend more. Other agents are not stopped."""
 
 from __future__ import annotations
 

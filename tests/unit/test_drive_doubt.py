@@ -1,4 +1,4 @@
-"""Calls in doubt: what a reconcile hook may say, how long a key protects, and what a person can do about it (G5, G8)."""
+"""Calls in doubt: what a reconcile hook may answer, how long a key protects, and what a person can do (G5, G8)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Desk:
 
 
 async def rested(desk: Desk, clock: ManualClock | None = None, step_s: float = 100) -> tuple[RunRow, Any, list[Event]]:
-    """The run where it ends or needs a person, whatever it waits for in between."""
+    """Drive the run until it ends or needs a person, whatever it waits for in between."""
     clock = clock or ManualClock()
     async with perdure(None, [desk.agent], clock) as app:
         handle = await app.start(desk.agent, id="r")
@@ -222,7 +222,7 @@ def test_a_key_that_grew_too_old_while_its_retry_waited_protects_nothing() -> No
 
 
 def test_a_retry_after_a_doubt_that_its_agent_no_longer_waits_for_stays_in_doubt() -> None:
-    """Nobody's losing interest proves that the first attempt did not charge."""
+    """That the agent stops waiting does not prove that the first attempt did not charge."""
     attempts: list[int] = []
 
     @tool(effect="keyed", key_window=60, retry=Retry(base=600, max_delay=600, jitter=0))
@@ -320,7 +320,7 @@ class Zombie:
 
 @pytest.mark.parametrize("final", [False, True])
 def test_not_found_is_believed_at_once_only_if_the_service_has_ruled_it_out(final: bool) -> None:
-    """The clock of the loop stands for the time that a request may take: it does not pass in this test."""
+    """The loop's clock gives the time that a request may take: it does not move in this test."""
     desk = Desk("once", lambda call: Outcome.not_happened(final=final))
 
     async def main() -> None:
@@ -341,7 +341,7 @@ def test_not_found_is_believed_at_once_only_if_the_service_has_ruled_it_out(fina
 
 
 def test_the_hook_is_asked_again_when_the_request_can_no_longer_be_on_its_way() -> None:
-    """What it says then counts: the request had arrived late."""
+    """The second answer of the hook counts: the request had arrived late."""
     answers = iter([Outcome.not_happened(), Outcome.happened("late")])
     desk = Desk("once", lambda call: next(answers))
 
@@ -633,7 +633,7 @@ def test_an_answer_about_one_attempt_is_not_taken_for_the_next(answer: dict[str,
 
 @pytest.mark.parametrize("late", [Outcome.happened("old"), Outcome.not_happened(), Outcome.unknown("?")], ids=lambda late: late.kind)
 def test_the_late_end_of_a_hook_that_was_asked_about_an_attempt_before_changes_nothing(late: Outcome) -> None:
-    """It was queued behind what settled that attempt; meanwhile the next one is in doubt."""
+    """The answer was queued after the event that settled that attempt; meanwhile the next attempt is in doubt."""
     answered, asked, attempts = asyncio.Event(), list[int](), list[int]()
 
     @tool(effect="once")
@@ -840,7 +840,8 @@ def test_ctrl_c_while_the_thread_of_a_tool_is_being_started_is_no_proof_that_not
     def start(self: threading.Thread) -> None:
         plain(self)
         if self.name == "perdure-tool" and interrupts:
-            raise interrupts.pop()  # a signal is handled between any two lines: the thread has begun, and nobody knows
+            # A signal is handled between any two lines: the thread has begun, and this was not noticed.
+            raise interrupts.pop()
 
     async def main() -> RunRow:
         async with perdure(None, [payer]) as app:

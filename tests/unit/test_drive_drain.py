@@ -1,4 +1,7 @@
-"""Draining a worker at every phase: each run is handed over at a step boundary, or its call is recorded as in doubt (G13)."""
+"""Draining a worker at every phase.
+
+Each run is released at a step boundary, or its call is recorded as in doubt (G13).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ async def finished(path: Path, code: Agent[Any, Any], settings: Settings = SETTI
 
 
 class Steps:
-    """An agent with two calls; the first goes on until it is let go, or is told to stop."""
+    """An agent with two calls; the first continues until the test lets it end, or it is told to stop."""
 
     def __init__(self, effect: Any, reconcile: Outcome | None = None) -> None:
         self.began: list[str] = []
@@ -361,7 +364,7 @@ def test_a_drain_keeps_what_a_cancel_has_asked_for(tmp_path: Path) -> None:
 
 
 def test_an_abort_writes_nothing_more(tmp_path: Path) -> None:
-    """As a crash would: what was not durable is gone, and the next worker takes the run over."""
+    """Like a crash: events that were not durable are lost, and the next worker takes over the run."""
     case = Steps("idempotent")
 
     async def main() -> list[str]:
@@ -542,7 +545,8 @@ def test_what_begins_while_a_drain_is_under_way_waits_for_its_end(tmp_path: Path
     assert sorted(case.began) == ["first 1", "first 1", "second 1", "second 1"], "neither lost nor repeated"
 
 
-# -- when a drain comes at an odd moment ---------------------------------------------------------------------------------------------------------
+# -- a drain at an unusual moment
+# ---------------------------------------------------------------------------------------
 def test_a_signal_handler_may_drain_wherever_the_signal_strikes(tmp_path: Path) -> None:
     """In an agent's code, too: it is not the agent who uses the app there."""
     struck: list[int] = []
@@ -601,7 +605,7 @@ def test_a_drain_ends_each_work_that_was_called_before_it_and_no_other(tmp_path:
 
 @pytest.mark.parametrize("by", ["work", "drive"])
 def test_what_cannot_be_handed_over_in_time_is_anybodys_while_the_app_stays_open(tmp_path: Path, by: str) -> None:
-    """G6: the worker lives on and renews its lease, so that nobody else would ever find the run free."""
+    """G6: the worker lives on and renews its lease, so no other worker would ever find the run free."""
     began, finish = threading.Event(), threading.Event()
 
     @tool(effect="transaction")

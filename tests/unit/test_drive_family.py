@@ -1,4 +1,4 @@
-"""Driving a run with children beside others who drive them, too."""
+"""Driving a run with children while other workers drive some of these runs too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def parent(run: Run) -> str:
 
 
 class Overtaken:
-    """A store in which the child comes to its end elsewhere right before the family of a parked parent is looked at for the first time."""
+    """A store in which the child ends in another process, right before the family of a parked parent is first read."""
 
     def __init__(self, store: Store, url: str) -> None:
         self._store = store
@@ -64,5 +64,5 @@ def test_a_child_that_ends_elsewhere_between_two_looks_does_not_end_the_drive(tm
             row = await app.engine.drive("r", wait=True)
             return row.status, overtaken.overtaken
 
-    # The row that the drive goes by may have been read before the one that this store saw last: then this was not tried.
+    # The drive may have read the row before this store did: then this case was not tested.
     assert [run(main(attempt)) for attempt in range(6)] == [("succeeded", True)] * 6

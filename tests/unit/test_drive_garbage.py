@@ -1,5 +1,8 @@
-"""What a run leaves behind for the garbage collector: nothing of ours. Ended runs by the thousand would be looked through time and again,
-which took a worker with a long queue a third of its time."""
+"""A run leaves no objects of perdure for the garbage collector.
+
+Reason: the collector went through thousands of ended runs again and again, and took a third of the time of a worker
+with a long queue.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,8 @@ async def wake(app: Perdure, which: Agent[[], Any]) -> None:
         (ends, end, 1),
         (watched, end, 1),
         (fails, end, 40 + CALLERS),  # an error has its traceback, and its future in it
-        (asks, end, 15),  # asyncio ties a task and what it waits for to each other, and it still waited when the run was parked
+        # Asyncio ties a task to the future that it waits for, and the task still waited when the run was parked.
+        (asks, end, 15),
         (listens, park, 15),
         (listens, stop, 15 + CALLERS),
         (listens, wake, 15),
@@ -98,7 +102,7 @@ def test_a_run_leaves_nothing_of_ours_to_the_garbage_collector(
 ) -> None:
     async def main() -> int:
         async with perdure(None, [which, ends]) as app:
-            await end(app, ends)  # what is made once for all of them is made
+            await end(app, ends)  # create everything that is created once for all runs
             gc.collect()
             gc.disable()
             try:
@@ -113,7 +117,7 @@ def test_a_run_leaves_nothing_of_ours_to_the_garbage_collector(
     assert left < RUNS * objects, f"{left / RUNS:.1f} objects of each run"
 
 
-# -- what a run leaves behind is let go inside of it ---------------------------------------------------------------------
+# -- objects of a run are freed inside of the run ---------------------------------------------------------------------
 unrecorded: list[int] = []
 cleaning: list[asyncio.Future[None]] = []
 
@@ -124,7 +128,7 @@ async def clean_up() -> None:
 
 
 class Heirloom:
-    """Something that calls a tool when nobody refers to it any more."""
+    """An object that calls a tool when its last reference is gone."""
 
     def __init__(self, heirs: int = 0) -> None:
         self.heirs = heirs
@@ -158,7 +162,7 @@ async def leaves(run: Run, holder: str, heirs: int, ending: str) -> None:
     if ending == "waiting":
         await run.receive("go")
     if ending == "needs_attention":
-        raise KeyboardInterrupt  # whatever is ready to run is left so
+        raise KeyboardInterrupt  # callbacks that are ready stay in the queue
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""An approval that is over in the very commit that starts its call: that start is taken back, and the rest of the run goes on."""
+"""An approval that ends before the commit that starts its call: the start is taken back, and the run goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ LATE_S = 61
 
 
 class Household:
-    """An agent that ships and writes, and pays when somebody has agreed to it within a minute. Shipping takes until it is told."""
+    """An agent that ships and writes, and pays after an approval within a minute.
+
+    Shipping lasts until the test ends it.
+    """
 
     def __init__(self, effect: Any) -> None:
         self.made: list[str] = []
@@ -81,7 +84,7 @@ def asked(app: Perdure, action: str) -> str:
 
 
 def expire(app: Perdure, clock: ManualClock, whose: str) -> None:
-    """The time of paying is over, by the worker's own clock or by that of somebody who is ahead of it."""
+    """The approval of the payment expires, by the worker's own clock or by the clock of another process that is ahead."""
     if whose == "its own":
         clock.advance(LATE_S)
         return
@@ -95,7 +98,7 @@ def has_heard(app: Perdure) -> bool:
 
 
 def check(app: Perdure, made: list[str], code: Agent[Any, Any]) -> None:
-    """Nothing was cut off, and what was not begun is counted nowhere."""
+    """Nothing was cut off, and a call that did not begin is counted nowhere."""
     events = app.store.read("r")
     assert not [event for event in events if isinstance(event.body, RunReleased) and event.body.abrupt], outline(events, without=())
     assert not [event for event in events if isinstance(event.body, ToolCallInDoubt | ToolCallFailed)], outline(events)

@@ -1,4 +1,4 @@
-"""What is durable before what, and what a user gets to see of it."""
+"""What is durable before what, and what a user sees of this order."""
 
 from __future__ import annotations
 

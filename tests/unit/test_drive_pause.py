@@ -1,4 +1,7 @@
-"""Pausing a run at every phase: what is under way ends first, whatever arrives meanwhile is kept, and nobody drives it until it is let go on."""
+"""Pausing a run at every phase.
+
+Attempts under way end first, post is kept, and no worker drives the run until `unpause`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ EFFECTS = ["read", "idempotent", "keyed", "once"]
 
 
 class Steps:
-    """Two calls one after the other; the first goes on until it is let go."""
+    """Two calls one after the other; the first continues until the test lets it end."""
 
     def __init__(self, effect: Any = "once") -> None:
         self.begun: list[str] = []
@@ -254,7 +257,7 @@ def test_a_paused_run_can_be_cancelled_and_its_agent_cleans_up(tmp_path: Path, h
                 assert status_of(app, "r") == "cancelling"
             await driving
             row = await driven(app)
-            if row.status == "needs_attention":  # what was in flight was told to stop, and nobody knows what it has done
+            if row.status == "needs_attention":  # the call under way was told to stop, and its outcome is unknown
                 await app.resolve("r", 1, did_not_happen=True)
                 row = await driven(app)
             check_replay(app, walker)
@@ -267,7 +270,7 @@ def test_a_paused_run_can_be_cancelled_and_its_agent_cleans_up(tmp_path: Path, h
 
 @pytest.mark.parametrize(("effect", "status"), [("read", "cancelled"), ("idempotent", "cancelled"), ("once", "needs_attention")])
 def test_a_cancel_after_a_pause_does_not_wait_for_a_call_that_goes_on_for_ever(tmp_path: Path, effect: Any, status: str) -> None:
-    """T29. The pause would have waited for it; whoever cancels does not."""
+    """T29. The pause would have waited for the call; a cancel does not."""
     steps = Steps(effect)
 
     async def main() -> tuple[str, list[str]]:

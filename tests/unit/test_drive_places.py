@@ -1,4 +1,4 @@
-"""What a worker does when the ground moves: its file goes away, its loop is blocked, its tool comes back twice."""
+"""A worker whose environment changes: its file disappears, its loop is blocked, its tool returns twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues: what goes first, how much at a time, over all workers, and whose turn it is."""
+"""Queues: which run is first, how many runs at a time over all workers, and the turns of tenants."""
 
 from __future__ import annotations
 
@@ -345,7 +345,8 @@ def test_a_parent_and_its_children_get_through_where_there_is_room_for_one(narro
     assert run(main()) == 4
 
 
-# -- whose turn it is ---------------------------------------------------------------------------------------------------
+# -- turns
+# --------------------------------------------------------------------------------------------------------------
 def _crowd(app: Perdure, code: Agent[Any, Any], tenant: str, count: int) -> None:
     payload = codec.pack(code.bind(([],), {}), 65536)[0]
     for number in range(count):
@@ -368,7 +369,7 @@ def test_one_run_of_a_tenant_begins_within_one_slot_of_another_s_ten_thousand() 
                 begun = len(floor.order)
                 await app.start(code, [], id="single", tenant="lonely")
                 await until(lambda: "single" in floor.order)
-                # Those that were claimed already begin before it, and nobody else's.
+                # Only runs that were claimed already begin before it.
                 assert floor.order.index("single") - begun <= 4 + 1, (begun, floor.order.index("single"))
                 app.abort()
 

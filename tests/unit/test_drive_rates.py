@@ -1,4 +1,4 @@
-"""Rate limits on tools: over all runs and workers, with places that are kept, and pauses that hold for everybody."""
+"""Rate limits on tools: over all runs and workers, with places that are kept, and pauses for all callers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def drive_on(app: Perdure, clock: ManualClock, seconds: float) -> None:
 
 
 class Service:
-    """What is limited, with a memory of its own."""
+    """The limited service, with its own memory."""
 
     def __init__(self, clock: Clock) -> None:
         self.starts: list[int] = []
@@ -92,7 +92,7 @@ def test_a_rate_holds_over_all_runs_of_two_apps_on_one_file(effect: Any, tmp_pat
 
     began, intents = run(main())
     assert len(intents) == len(set(performed)) == len(performed) == 30
-    # Five at once after a quiet time, and then one every 40 ms; whoever is late uses its place up to 200 ms later.
+    # Five at once after a quiet time, and then one every 40 ms; a late caller uses its place up to 200 ms later.
     assert most_in_any(200_000, intents) <= 5 + 5 + 5
     assert max(intents) - began >= (30 - 5) * 40_000
 
@@ -135,7 +135,10 @@ def test_tools_with_the_same_key_share_one_line_and_others_do_not_wait() -> None
 
 
 def test_many_runs_that_are_parked_until_their_turn_each_start_at_it(tmp_path: Path) -> None:
-    """A place that was taken is kept over a park and a restart: standing in line again, behind all others, nobody would ever start."""
+    """A call keeps its place over a park and a restart.
+
+    If it always went to the end of the line, it might never start.
+    """
     clock = ManualClock()
     service = Service(clock)
 
@@ -200,7 +203,8 @@ def test_retries_and_approved_calls_keep_their_places_too(what: str, tmp_path: P
     run(main())
     assert len(service.starts) == wanted
     assert most_in_any(60 * SECOND, service.starts) == 1
-    assert max(service.starts) - min(service.starts) <= (wanted + 1) * 60 * SECOND  # nobody waited for a place that nobody used
+    # No call waited for a place that was not used.
+    assert max(service.starts) - min(service.starts) <= (wanted + 1) * 60 * SECOND
 
 
 def test_a_place_that_went_by_while_no_worker_was_there_is_taken_anew() -> None:
@@ -360,7 +364,7 @@ def test_the_calls_of_a_run_that_is_drained_while_they_wait_are_not_lost(tmp_pat
     run(main())
 
 
-# -- being told to wait -------------------------------------------------------------------------------------------------
+# -- the service asks to wait -----------------------------------------------------------------------------------------
 class TooManyRequests(Exception):
     """As HTTP clients raise it."""
 

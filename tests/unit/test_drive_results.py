@@ -1,4 +1,4 @@
-"""What calls return: what is committed when, what arrives at the agent, and what may be returned at all."""
+"""Results of calls: when they are committed, what the agent gets, and which values a tool may return."""
 
 from __future__ import annotations
 
@@ -437,7 +437,7 @@ def test_a_coroutine_that_was_not_awaited_in_a_tool_is_named() -> None:
 # -- large payloads -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("size", [65_534, 65_536, 65_537, 2_000_000])
 def test_payloads_above_the_limit_go_to_the_blob_store_and_come_back_whole(tmp_path: Path, size: int) -> None:
-    """Arguments, results, inputs and outputs alike; the event holds digest, size and a preview."""
+    """The same for arguments, results, inputs and outputs; the event has digest, size and a preview."""
 
     @agent(version="1")
     async def copier(run: Run, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Failed attempts: which are tried again, when, by whom, and what the journal says about each."""
+"""Failed attempts: which are tried again, when, by which worker, and what the journal says about each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FAILURES: dict[str, Callable[[], BaseException]] = {
 def failing_agent(
     effect: Any, errors: list[BaseException | None], retry: Retry | None = None, timeout: float | None = None
 ) -> Agent[Any, Any]:
-    """An agent with one call whose attempts raise these, one after the other; None succeeds."""
+    """An agent with one call whose attempts raise these exceptions, one after the other; None means success."""
 
     @tool(effect=effect, retry=retry, timeout=timeout)
     async def flaky(call: Call) -> str:
@@ -177,7 +177,7 @@ def test_a_run_that_waits_for_a_retry_is_woken_by_another_app(tmp_path: Path) ->
 
 
 def test_a_queue_worker_wakes_it_up_by_itself(tmp_path: Path) -> None:
-    """Nobody names the run: the worker sees that it is ready."""
+    """The run is not named: the worker sees that it is ready."""
     code = failing_agent("once", [NotSent("refused"), None], Retry(base=0.02, jitter=0))
 
     async def main() -> Any:
@@ -387,7 +387,7 @@ def test_a_tool_that_swallows_its_cancellation_is_given_up_after_the_grace() -> 
 
 
 def test_a_result_that_arrives_within_the_grace_still_counts() -> None:
-    """Knowledge beats a guess: the tool was told to stop, and had finished already."""
+    """The tool was told to stop, but it had already finished: its result counts."""
 
     @tool(effect="once", timeout=0.02)
     async def late() -> str:

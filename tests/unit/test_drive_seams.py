@@ -1,5 +1,10 @@
-"""Where two things meet at the wrong moment: an end and calls that nobody awaits, a store that fails halfway, code that changes between
-two workers, money that comes while the run is about to stop. Whatever is recorded is whole, and whatever was meant to happen once does."""
+"""Two events at the wrong moment.
+
+The end of a run and calls that are not awaited, a store that fails in the middle, code that changes between two
+workers, money that arrives while the run stops.
+
+The recorded events are always complete, and an effect that must happen once happens once.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +138,10 @@ def test_the_end_of_an_agent_reaches_the_calls_that_it_has_not_awaited_yet(tmp_p
 
 @pytest.mark.parametrize("effect", ["once", "idempotent"])
 def test_a_call_in_flight_that_a_failed_agent_has_not_awaited_ends_before_the_run_does(effect: Any) -> None:
-    """It may have happened: that is on record before the run's end is. What a cancel of it hurts nobody is stopped."""
+    """The call may have happened, and this is recorded before the run's end.
+
+    A call that can safely be cancelled is stopped.
+    """
     begun, finish = asyncio.Event(), asyncio.Event()
 
     @tool(effect=effect)
@@ -171,7 +179,7 @@ def test_a_call_in_flight_that_a_failed_agent_has_not_awaited_ends_before_the_ru
 
 @pytest.mark.parametrize("end", ["failed", "cancelled", "succeeded"])
 def test_what_a_task_calls_while_it_cleans_up_is_made_however_the_agent_has_ended(end: str) -> None:
-    """Somebody waits for it: a task that was stopped with the agent, and puts back what it had taken."""
+    """A task that was stopped with the agent waits for the call: the task puts back what it had taken."""
     made: list[str] = []
 
     @tool(effect="once")
@@ -270,7 +278,10 @@ def test_a_store_that_cannot_say_whether_a_call_may_start_is_asked_again_and_the
 @pytest.mark.parametrize("effect", ["read", "idempotent", "once", "transaction"])
 @pytest.mark.parametrize("restart", [False, True])
 def test_an_error_in_the_middle_of_what_an_agent_asks_for_leaves_no_half_of_it(tmp_path: Path, effect: Any, restart: bool) -> None:
-    """A store that breaks its own promise, say. Somebody looks and lets it go on: then every call is made, and is made once."""
+    """For example, a store breaks its promise.
+
+    A person looks and lets the run continue: then every call is made once.
+    """
     three = ThreeAtOnce(effect) if effect != "transaction" else ThreeTransactions()
 
     async def main() -> tuple[Any, list[str]]:
@@ -322,7 +333,7 @@ class ThreeTransactions(ThreeAtOnce):
 
 
 def test_a_journal_that_cannot_be_read_for_a_moment_is_read_again_and_needs_nobody(tmp_path: Path) -> None:
-    """What lies outside of the journal is read while the agent is rebuilt; that the disk is busy then is no fault of the run's."""
+    """Blobs are read while the agent is rebuilt. If the disk is busy then, this is no fault of the run."""
     made: list[int] = []
 
     @tool(effect="once")
@@ -355,7 +366,7 @@ def test_a_journal_that_cannot_be_read_for_a_moment_is_read_again_and_needs_nobo
 
 # -- two agents of one name ---------------------------------------------------------------------------------------------
 def helper(value: Any, version: str | None = None) -> Agent[Any, Any]:
-    """An agent made by a function, with what the function was given inside."""
+    """An agent made by a function, with the argument of the function in its closure."""
 
     @agent(name="helper", version=version)
     async def helping(run: Run) -> str:
@@ -430,7 +441,7 @@ def test_two_agents_of_one_name_and_version_are_refused_where_the_second_is_call
             result = await app.handle("r").result(timeout=60)
             check_replay(app, parent)
             assert app.store.get("r/2") is not None
-            assert app.store.get("r/3") is None  # what was refused was no call
+            assert app.store.get("r/3") is None  # a refused child is no call
             return result
 
     said = "two agents are called helper (version 1): only one of them would be run; give one another name or version"
@@ -642,7 +653,7 @@ def test_waiting_for_many_results_keeps_to_the_limits_of_their_queue(tmp_path: P
 
 
 def test_driving_a_run_by_its_name_asks_for_no_turn() -> None:
-    """Somebody has asked for that one: `perdure drive` is not a worker of the queue."""
+    """A person asked for this run: `perdure drive` is not a worker of the queue."""
     inside, finish = asyncio.Event(), asyncio.Event()
 
     @tool(effect="once")
@@ -721,7 +732,7 @@ def test_a_top_up_while_calls_are_in_flight_is_not_lost_on_the_run(enough: bool)
                 assert await app.unpause("r", add=Budget(calls=1)) == ["r"]
             assert await handle.result(timeout=60) == "done"
             check_replay(app, spending.agent)
-            # With enough there is nothing that anybody would have to be told about: it goes on from where it stopped.
+            # If the budget is large enough, no person needs a notice: the run continues where it stopped.
             assert ("run_unpaused" in outline(await handle.events())) == (not enough)
             (ledger,) = app.store.ledgers("r")
             assert (ledger.limits.calls, ledger.spent.calls, ledger.reserved) == (12 if enough else 3, 3, NOTHING)
@@ -732,7 +743,10 @@ def test_a_top_up_while_calls_are_in_flight_is_not_lost_on_the_run(enough: bool)
 
 @pytest.mark.parametrize("moment", ["before it stops", "as it stops"])
 def test_a_top_up_of_the_parent_s_budget_reaches_a_child_that_is_about_to_stop_for_it(moment: str) -> None:
-    """The addition goes to the parent's journal; the child only finds it in the ledger, or is let go on by whoever has added it."""
+    """The amount is added in the parent's journal.
+
+    The child finds it in the ledger, or the command that added it continues it.
+    """
     spending = Spending()
     child = Agent(spending.agent.fn, name="child", version="1")
 
@@ -766,7 +780,7 @@ def test_a_top_up_of_the_parent_s_budget_reaches_a_child_that_is_about_to_stop_f
 
 
 def modelling(prices: list[float]) -> tuple[Agent[Any, Any], list[int], asyncio.Event]:
-    """An agent that makes calls at once, each of which may cost half a dollar, and in the end costs what is said here."""
+    """An agent that makes calls at once. Each call may cost half a dollar, and finally costs the given amount."""
     made: list[int] = []
     release = asyncio.Event()
 
@@ -816,7 +830,7 @@ def test_what_is_only_reserved_is_waited_for_and_what_is_spent_is_not(prices: li
 
 
 def test_a_top_up_counts_though_others_have_reserved_what_it_added() -> None:
-    """The child wants half a dollar, and has room for it as soon as its sibling has not needed what it had reserved."""
+    """The child needs half a dollar, and has room as soon as its sibling has freed its reservation."""
     hold, release = asyncio.Event(), asyncio.Event()
     made: list[str] = []
 
@@ -878,7 +892,7 @@ def test_a_top_up_counts_though_others_have_reserved_what_it_added() -> None:
 # -- the write lock -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["rate", "refused"])
 def test_a_limited_call_while_a_transaction_has_the_write_lock_does_not_stop_the_loop(tmp_path: Path, kind: str) -> None:
-    """Booking a place in the line of a rate needs the lock, and so does telling everybody that the service wants no more for now."""
+    """A place in the line of a rate needs the lock, and so does the pause that the service has asked for."""
     inside, finish, gate = threading.Event(), threading.Event(), asyncio.Event()
     made: list[int] = []
 
@@ -937,7 +951,7 @@ def is_held(app: Perdure, run_id: str) -> bool:
     return row is not None and row.holder is not None
 
 
-# -- commits whose time, or whose outcome, is not what it seems ---------------------------------------------------------
+# -- commits with an unexpected time or outcome -----------------------------------------------------------------------
 @pytest.mark.parametrize("effect", ["read", "once", "transaction"])
 @pytest.mark.parametrize("late", [True, False])
 def test_an_approval_is_not_used_by_a_commit_that_goes_out_after_its_time(tmp_path: Path, effect: Any, late: bool) -> None:
@@ -986,7 +1000,7 @@ def test_an_approval_is_not_used_by_a_commit_that_goes_out_after_its_time(tmp_pa
 def test_a_post_whose_commit_went_through_unknown_to_its_sender_counts_once_though_the_holder_has_read_it(
     tmp_path: Path, what: str
 ) -> None:
-    """The sender looks for what it has sent under its own id: in the inbox, or in the journal if the holder was faster."""
+    """The sender searches for its event id: in the inbox, or in the journal if the holder was faster."""
     release = asyncio.Event()
     begun = asyncio.Event()
 
@@ -1014,7 +1028,7 @@ def test_a_post_whose_commit_went_through_unknown_to_its_sender_counts_once_thou
                     at_once(other.signal("r", "u", "once", by="ann"))
                 return
             except StoreUnavailable:
-                pass  # as any sender would: it was told that nothing was written
+                pass  # like any sender: it was told that nothing was written
 
     async def main() -> tuple[Any, int | None]:
         async with perdure(tmp_path / "db", [listening]) as app, perdure(tmp_path / "db", []) as other:
@@ -1033,7 +1047,10 @@ def test_a_post_whose_commit_went_through_unknown_to_its_sender_counts_once_thou
 
 
 def loses_the_answer(app: Perdure, is_read: Callable[[], bool]) -> list[int]:
-    """The next commit of this app goes through, and the answer is an error; it only looks when the holder has read what it sent."""
+    """The next commit of this app takes effect, and its answer is an error.
+
+    The app checks only after the holder has read the post.
+    """
     database: Any = app.store._database  # type: ignore[attr-defined]
     write, lost = database.write, list[int]()
     wait = threading.Event().wait
@@ -1056,9 +1073,9 @@ def loses_the_answer(app: Perdure, is_read: Callable[[], bool]) -> list[int]:
     return lost
 
 
-# -- what a storm found ---------------------------------------------------------------------------------------------------
+# -- faults that the storm tests found --------------------------------------------------------------------------------
 def test_what_a_person_said_about_a_cut_off_call_is_heard_before_it_is_made_again(tmp_path: Path) -> None:
-    """The letter was accepted while its worker was only silent; whoever takes the run over reads it first."""
+    """The answer was accepted while its worker was only silent; the worker that takes over the run reads it first."""
     made: list[int] = []
 
     @tool(effect="keyed")

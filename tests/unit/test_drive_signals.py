@@ -1,4 +1,4 @@
-"""Signals: in order per topic, kept until the agent asks, once per key, and never lost between two waits."""
+"""Signals: in order per topic, kept until the agent receives them, once per key, and never lost between two waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAYS = ["held", "parked", "restarted"]
 
 
 class Listening:
-    """An agent that listens, with a companion call that keeps its run held for as long as the test wants."""
+    """An agent that receives signals, with a second call that keeps its run held for as long as the test wants."""
 
     def __init__(self, listen: Callable[[Run], Awaitable[Any]]) -> None:
         self.heard: list[Any] = []
@@ -396,7 +396,7 @@ def test_after_the_end_a_signal_is_refused() -> None:
         async with perdure(None, [quick]) as app:
             await app.run(quick, id="r")
             seq = (await app.handle("r").row()).seq
-            with pytest.raises(RunEnded, match="takes nothing more"):
+            with pytest.raises(RunEnded, match="accepts no more post"):
                 await app.signal("r", "chat", 1)
             with pytest.raises(NotFound):
                 await app.signal("nobody", "chat", 1)
@@ -450,7 +450,7 @@ def test_a_payload_that_is_too_large_or_no_json_is_refused_and_nothing_is_writte
 
 # -- runs that stand still ----------------------------------------------------------------------------------------------
 def test_a_run_that_needs_attention_keeps_its_signals_and_stays_where_it_is() -> None:
-    """Neither a poisoned run nor one that does not replay is woken by a signal."""
+    """A signal wakes neither a poisoned run nor a run that does not replay."""
     broken = [True]
 
     @tool(effect="read")

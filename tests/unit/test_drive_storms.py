@@ -1,4 +1,4 @@
-"""What a storm of workers found in the way that one run is driven."""
+"""Faults in the driving of a run that the storm tests found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from perdure.store.open import open_store
 
 @pytest.mark.parametrize("effect", ["once", "keyed"])
 def test_a_call_that_a_person_says_did_not_happen_begins_again_once(tmp_path: Path, effect: Effect) -> None:
-    """The answer came while its worker was only silent; whoever takes the run over reads it, makes the call, and does not doubt it again."""
+    """The answer came while its worker was only silent.
+
+    The worker that takes over reads it, makes the call, and has no doubt.
+    """
     made: list[int] = []
 
     @tool(effect=effect)
@@ -68,7 +71,7 @@ def test_leases_that_ran_out_once_were_not_held_all_the_time_however_often_they_
             renewer = Renewer(store, "w", clock, 0.2, Watchdog(asyncio.get_running_loop(), lambda: ""))
             begun_s = time.monotonic()
             assert renewer.has_held_since(begun_s)
-            time.sleep(0.25)  # as a process that is stopped: nobody renews
+            time.sleep(0.25)  # like a process that is stopped: no thread renews the lease
             assert not renewer.has_held_since(begun_s)
             renewer.start()
             await until(lambda: renewer.has_held_since(time.monotonic()))
@@ -108,13 +111,14 @@ def test_a_worker_that_cannot_renew_its_leases_claims_nothing_until_it_can(tmp_p
 
 
 def test_a_worker_gives_up_what_it_holds_and_does_not_drive(tmp_path: Path) -> None:
-    """G6: its claim has arrived, and the answer was lost for longer than anybody waits for one."""
+    """G6: its claim has arrived, and the answer was lost for longer than any caller waits."""
 
     async def main() -> list[str]:
         async with perdure(tmp_path / "db", [quick], clock=Clock()) as app:
             await app.start(quick, id="r")
             worker = await local(app)._working()
-            assert app.store.claim(worker.id, list(worker.agents), 1, app.clock.now(), run_id="r")  # and nobody hears of it
+            # And the answer is lost.
+            assert app.store.claim(worker.id, list(worker.agents), 1, app.clock.now(), run_id="r")
             serving = asyncio.create_task(app.work())
             await until(lambda: app.store.get("r").status == "succeeded")  # type: ignore[union-attr]
             app.drain()
@@ -143,7 +147,7 @@ def test_nor_is_it_told_that_its_own_worker_has_it_when_that_has_let_go_since(tm
             worker, claim = await local(app)._working(), app.store.claim
 
             def refused(*args: Any, **kwargs: Any) -> Any:
-                """Our own claim is first, and over by the time at which somebody looks whose it was."""
+                """Our own claim comes first, and is over when another process asks whose claim it was."""
                 app.store.claim = claim  # type: ignore[method-assign]
                 (held,) = claim(*args, **kwargs)
                 try:
@@ -176,7 +180,10 @@ def test_whoever_was_out_of_touch_judges_nobody_by_silence_for_a_whole_lease(tmp
 
 
 def test_nobody_is_judged_before_the_others_can_have_noticed_that_the_database_is_back(tmp_path: Path) -> None:
-    """Each process asks again after a pause of its own: whoever asks last is silent for that much longer, and alive."""
+    """Each process tries again after its own pause.
+
+    The last one is silent for longer than the others, but it is alive.
+    """
 
     async def main() -> float:
         with closing(open_store(f"sqlite:///{tmp_path}/db")) as store:

@@ -1,4 +1,4 @@
-"""Durable timers: never early by the recorded clock, in order, none lost, and nobody asks every run whether it is time."""
+"""Durable timers: never early by the recorded clock, in order, none lost, and without polling every run."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_backoff_is_a_durable_timer_too(tmp_path: Path) -> None:
 
 
 def test_timers_of_one_run_fire_in_the_order_of_their_time_and_then_of_their_setting(tmp_path: Path) -> None:
-    """All of them are due when somebody comes at last."""
+    """All timers are due when a worker finally claims the run."""
 
     @agent(version="1")
     async def many(run: Run) -> list[str]:
@@ -163,7 +163,7 @@ def test_timers_of_one_run_fire_in_the_order_of_their_time_and_then_of_their_set
 @pytest.mark.parametrize("jump_s", [HOUR, -HOUR])
 @pytest.mark.parametrize("when", ["parked", "held"])
 def test_a_wall_clock_that_jumps_loses_no_timer_and_wakes_nobody_early(jump_s: float, when: str) -> None:
-    """Early by the recorded clock: the event that wakes the agent is never older than what it had asked for."""
+    """ "Early" by the recorded clock: the event that wakes the agent is never older than the requested time."""
     release = asyncio.Event()
 
     @tool(effect="read")
@@ -323,7 +323,7 @@ def test_a_worker_with_nothing_due_asks_for_next_to_nothing() -> None:
 
 
 def tally(store: Any, asked: Counter[str]) -> None:
-    """Count from here on what is asked of the store."""
+    """Count the calls of the store from here on."""
 
     def counted(name: str, method: Any) -> Any:
         def call(*args: Any, **more: Any) -> Any:

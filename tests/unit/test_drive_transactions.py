@@ -1,4 +1,4 @@
-"""effect="transaction" inside a run: what its tool raises, how long it may take, and whom it keeps waiting."""
+"""effect="transaction" inside a run: what its tool raises, how long it may take, and which work it delays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perdure.store.api import RunRow
 
 
 def booking(book: Any) -> Agent[Any, Any]:
-    """An agent with this one call; what the call fails with is its result."""
+    """An agent with this one call; if the call fails, the failure is its result."""
 
     @agent(name="booking", version="1")
     async def code(run: Run) -> list[Any]:
@@ -34,7 +34,7 @@ def booking(book: Any) -> Agent[Any, Any]:
 
 
 async def driven(path: Path, code: Agent[Any, Any]) -> tuple[RunRow, Any, list[str]]:
-    """The run where it rests for good; its clock moves on whenever it waits."""
+    """Drive the run to its end; the clock moves whenever the run waits."""
     clock = ManualClock()
     async with perdure(path, [code], clock) as app:
         handle = await app.start(code, id="r")
@@ -54,7 +54,7 @@ def tables(path: Path) -> list[str]:
     "error", [StoreUnavailable("busy"), StoreCorrupt("bad"), StoreError("odd"), apsw.BusyError("locked"), KeyError("x")]
 )
 def test_what_a_tool_raises_is_the_calls_failure_and_never_the_stores(tmp_path: Path, error: Exception) -> None:
-    """Taken for a failure of the store it would be tried again for ever, or stop the whole run."""
+    """If it counted as a failure of the store, it would be tried again for ever, or stop the whole run."""
     performed: list[int] = []
 
     @tool(effect="transaction")
@@ -108,7 +108,10 @@ def test_a_transaction_that_took_too_long_is_rolled_back_when_it_returns(tmp_pat
 
 
 def test_a_long_transaction_keeps_the_loop_and_other_runs_going(tmp_path: Path) -> None:
-    """It has the write lock. Whatever needs it meanwhile waits by itself: another run's commit, a new run, a claim, a cancel."""
+    """The transaction has the write lock.
+
+    Other writes wait for it alone: a commit of another run, a new run, a claim, a cancel.
+    """
     inside, finish, gate = threading.Event(), threading.Event(), asyncio.Event()
 
     @tool(effect="transaction")
@@ -162,8 +165,8 @@ def test_a_long_transaction_keeps_the_loop_and_other_runs_going(tmp_path: Path) 
 
 
 def test_an_approval_that_expires_while_its_transaction_waits_for_a_thread_is_not_used(tmp_path: Path) -> None:
-    """As many transactions as there are threads for them take their time: what the last one waits counts (G9)."""
-    clock = ManualClock()  # which says nothing of that time before it is over: nobody else can notice it
+    """All threads for transactions are busy: the waiting time of the last transaction counts (G9)."""
+    clock = ManualClock()  # it does not show that time before it is over, so nothing else can notice it
     made: list[str] = []
     may_end = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Which code goes on with a run: versions, adoption, patches, and tools that have changed under it."""
+"""Which code may continue a run: versions, adoption, patches, and tools that have changed."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def test_a_run_waits_for_the_code_that_it_was_begun_with(tmp_path: Path) -> None
             async with at_work(app):
                 await asyncio.sleep(0.05)
                 row = await app.handle("r").row()
-                assert (row.status, row.holder) == ("queued", None)  # ready, and nobody here takes it
+                assert (row.status, row.holder) == ("queued", None)  # ready, and no worker here claims it
             before, after = flow(old, None).version, flow(new, None).version
-            said = rf"run r was begun with version {before} of agent flow, and here is {after}\nuse the old code, .* perdure resume r FILE\.py:flow --adopt"
+            said = rf"run r was begun with version {before} of agent flow, and here is {after}\nuse the old code, .* perdure adopt r FILE\.py:flow"
             with pytest.raises(WrongVersion, match=said):
                 await app.engine.drive("r")
             assert [event.type for event in await app.handle("r").events()].count("run_claimed") == 1
@@ -86,13 +86,13 @@ def test_another_version_is_an_unknown_agent_of_a_kind_of_its_own() -> None:
     assert issubclass(WrongVersion, UnknownAgent)
 
 
-def test_starting_the_same_id_under_another_version_is_the_same_run_in_its_old_version(tmp_path: Path) -> None:
+def test_starting_the_same_id_under_another_version_is_the_same_run_in_the_version_that_was_named_first(tmp_path: Path) -> None:
     async def either(run: Run) -> str:
         return run.version
 
     async def main() -> None:
         async with perdure(tmp_path / "db", [flow(either, "1")]) as app:
-            await app.start("flow", id="r")
+            await app.start("flow", id="r", version="1")
         async with perdure(tmp_path / "db", [flow(either, "2")]) as app:
             handle = await app.start("flow", id="r")
             assert (await handle.row()).version == "1"
@@ -153,7 +153,7 @@ def test_an_adopted_run_goes_on_with_the_other_code_and_that_is_recorded(tmp_pat
             (adopted,) = [event.body for event in await app.handle("r").events() if isinstance(event.body, RunAdopted)]
             assert (adopted.version, adopted.by, adopted.note) == ("2", "ann", "only the greeting has changed")
             row = await app.handle("r").row()
-            assert (row.version, row.status) == ("2", "waiting")  # adopting alone wakes nobody
+            assert (row.version, row.status) == ("2", "waiting")  # an adoption alone wakes no worker
             await app.signal("r", "go")
             assert await app.handle("r").result() == "by 2, 2"
             assert (await app.handle("r").state()).version == "2"
@@ -337,7 +337,10 @@ def test_two_patches_are_decided_each_for_itself(tmp_path: Path) -> None:
 
 
 def test_a_patch_inside_a_loop_is_decided_once_for_all_rounds(tmp_path: Path) -> None:
-    """Or a run begun before the change would do its old rounds one way and its new ones the other, and no replay could tell which."""
+    """Otherwise a run that began before the change would use the old code in some rounds and the new code in others.
+
+    Then no replay could tell which.
+    """
 
     async def before(run: Run) -> list[str]:
         return [await act(str(await run.receive("round"))) for _ in range(4)]

@@ -1,4 +1,7 @@
-"""Approvals that nobody wants any more, and answers that come at the worst moment: none is lost, and none is waited for in vain (G6)."""
+"""Approvals that are no longer needed, and answers at the worst moment.
+
+No answer is lost, and no run waits for ever (G6).
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def test_a_timeout_around_an_approval_withdraws_it_and_a_later_yes_is_a_conflict
 @pytest.mark.parametrize("kind", ASKS)
 @pytest.mark.parametrize("before", [0, 1])
 def test_an_agent_that_returns_before_the_answer_has_the_request_withdrawn(tmp_path: Path, kind: str, before: int) -> None:
-    """Also when it asks and returns in the same breath, so that nobody has ever seen the request."""
+    """Also if it asks and returns in the same activation, so that no person has ever seen the request."""
     wish = Wish(kind)
 
     @agent(version="1")
@@ -128,7 +131,7 @@ def test_a_request_that_expires_before_it_is_even_written_down_expires(tmp_path:
         return told(await run.request_approval("go", expires=0.000_001))
 
     async def main() -> Any:
-        # Settings under which a worker keeps a run that goes on soon: there it must not be looked at in vain.
+        # With these settings a worker keeps a run that continues soon: it must not check such a run needlessly.
         async with Perdure(f"sqlite:///{tmp_path / 'db'}", [hasty], settings=Settings(poll_s=0.01)) as app:
             return await (await app.start(hasty, id="r")).result(timeout=60)
 
@@ -189,7 +192,10 @@ def dies_at(app: Perdure, method: str) -> None:
 @pytest.mark.parametrize("give_up", ["timeout", "cancel", "expiry"])
 @pytest.mark.parametrize("park", [True, False])
 def test_an_approved_call_that_waits_for_its_turn_can_still_be_given_up(give_up: str, park: bool) -> None:
-    """Its rate allows the second one only in a minute; by then nobody wants it any more, or its approval is too old."""
+    """Its rate allows the second call only in a minute.
+
+    By then the agent no longer waits for it, or its approval has expired.
+    """
     made: list[int] = []
 
     @tool(effect="once", approval=Approval(expires=30 if give_up == "expiry" else HOUR), rate=Rate(limit=1, per=60))

@@ -1,4 +1,4 @@
-"""A run whose journal has ended and whose row was edited to say otherwise: no path appends to it, and no worker spins on it."""
+"""A run whose journal has ended, but whose row was edited: no code appends to it, and no worker tries it in a loop."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_claim_of_the_runs_below_a_run_sets_an_edited_child_aside(store: Store
 
 
 def test_a_finished_run_that_is_ready_by_an_edit_is_not_claimed(store: Store, forge: Forge, caplog: pytest.LogCaptureFixture) -> None:
-    """The triggers keep such a row as it is, so the run is only left out."""
+    """The triggers refuse to change such a row, so the run is only left out."""
     finish(store, "r")
     before = written(store, "r")
     edit(forge, "r", "succeeded")

@@ -1,4 +1,4 @@
-"""The seam: what an engine is told and what it answers, whoever stands above it. Run against every engine that there is."""
+"""The Engine protocol: what an engine gets and what it answers. The tests run against every engine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_run_is_started_told_and_waited_for() -> None:
             assert (await opened.start(new(adds)))[1] is False
             waiting = asyncio.create_task(opened.result("r"))
             await opened.post("r", number(1, key="k"))
-            await opened.post("r", number(1, key="k"))  # the same once more
+            await opened.post("r", number(1, key="k"))  # the same again
             await opened.post("r", number(2))
             found = await waiting
             assert (found.row.status, found.output) == ("succeeded", b"3")

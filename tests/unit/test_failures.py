@@ -1,4 +1,4 @@
-"""What an exception means for its call: real ones where the standard library raises them, look-alikes of the HTTP libraries."""
+"""What an exception means for its call: real exceptions of the standard library, and imitations of HTTP libraries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# --- what the standard library really raises --------------------------------------------------------------------------------
+# --- real exceptions of the standard library -------------------------------------------------------------------------
 
 
 def test_a_refused_connection_is_proof_that_nothing_was_sent():
@@ -297,7 +297,7 @@ def test_a_group_as_the_cause_is_looked_into():
     assert describe(error).kind == "not_sent"
 
 
-# --- what is written down ---------------------------------------------------------------------------------------------------
+# --- what is recorded ------------------------------------------------------------------------------------------------
 
 
 def test_everything_about_a_failure_can_be_stored():

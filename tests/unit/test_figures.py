@@ -1,4 +1,4 @@
-"""Figures of a test run: added up over processes, told, and a whole suite without enough of them fails."""
+"""Figures of a test run: added up over processes and printed. A whole suite with too small figures fails."""
 
 from __future__ import annotations
 

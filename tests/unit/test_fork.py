@@ -305,7 +305,8 @@ def test_the_answer_of_a_model_can_be_edited_and_prepared_as_text(sqlite: str, t
     run(main())
 
 
-# -- where it begins, and what is refused -----------------------------------------------------------------------------
+# -- where a fork begins, and what is refused
+# ---------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

@@ -1,4 +1,4 @@
-"""What a program learns about a run: what the agent says, how the run failed, and what is running now. On both stores."""
+"""What a program learns about a run: the agent's status text, the failure, and the calls under way. On both stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page says when a budget stops a whole family, of signals and timers that nobody waits for, and after an end or an undo."""
+"""The page of a family that a budget stopped, of signals and timers without a wait, and after an end or an undo."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_budget_has_one_number_wherever_the_page_speaks_of_it(tmp_path: Path) 
     assert f"the budget of run q-1 is used up: {spent}, and $0.05 more wanted" in child.sentence
     assert child.over_budget is not None
     assert spent in child.over_budget
-    # What is called the least is enough, and less is not.
+    # The least amount is enough, and less is not.
     least = limit.spent + 50_000 - limit.limit
     assert f"it needs at least ${least / 1e6:.2f})" in child.next[0].does
     for line in told(path, "why", page.children.short[0].runs[0]).splitlines():

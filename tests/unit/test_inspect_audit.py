@@ -1,4 +1,4 @@
-"""The audit trail: complete, in order, joinable by event_id; and a live log that no disk can stop a run with."""
+"""The audit trail: complete, in order, with event ids to join; and a live log whose disk errors stop no run."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_lines_say_who_decided_what_from_where_and_which_child_or_budget_it_was(
     )
     assert one("negative/1", "run_created")["context"]["parent"] == "negative"
     assert one("thrifty", "budget_exceeded")["context"]["what"] == "calls"
-    # What was asked and answered is in the journal, not here.
+    # Arguments and results are in the journal, not here.
     assert "o-2" not in json.dumps([line for line in lines if line["run_id"] == "bought"])
 
 

@@ -1,4 +1,7 @@
-"""What lies beside a journal (approvals, budgets, parents, children) is held against it, and a run that moves on raises no false alarm."""
+"""The other tables (approvals, budgets, parents, children) are compared with the journal.
+
+A run that moves on during the check causes no false alarm.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def store(path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def other(path: Path, store: Store) -> Iterator[apsw.Connection]:
-    """The file behind the store's back, with everything that guards it taken away."""
+    """Direct access to the file, with all its guards removed."""
     connection = apsw.Connection(str(path))
     connection.set_busy_timeout(5000)
     for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
@@ -147,7 +150,7 @@ def test_what_reaches_a_run_that_is_held_or_whose_worker_is_lost_raises_no_alarm
     at_work(path, speak, agents=WAITERS)
     all_sound(store)
     assert store.approval(approval).standing.status == "approved"  # type: ignore[union-attr]
-    store.unregister(HOLDER, Clock().now())  # whatever lies in their inboxes waits for the next one
+    store.unregister(HOLDER, Clock().now())  # unread post waits for the next worker
     all_sound(store)
 
 
@@ -224,7 +227,7 @@ def test_a_run_that_ends_before_its_approval_is_read_raises_no_alarm(tmp_path: P
 
 
 def finish(store: Store, claimed: Claimed) -> None:
-    """The run ends in the hands of its worker, which has not read its inbox."""
+    """The run ends while its worker holds it and has not read its inbox."""
     clock, seq = Clock(), claimed.row.seq
     last = Event(seq + 1, clock.new_id(), clock.now(), claimed.lease.epoch, None, seq, RunSucceeded(codec.pack(b"null")[0]))
     sealed = tuple(identity.seal_all(claimed.row.head, [last]))
@@ -264,7 +267,7 @@ def test_what_was_decided_as_the_run_ended_raises_no_alarm_and_whoever_edits_it_
 
 
 def test_a_yes_that_was_written_into_the_row_of_a_finished_run_is_found(store: Store, other: apsw.Connection) -> None:
-    """However well its time fits: what nobody has posted, nobody has said."""
+    """Even if its time fits: a vote that was not posted does not count."""
     claimed, wanted = claim(store, "refund", "refunds"), approval_of(store, "refund")
     finish(store, claimed)
     all_sound(store)
@@ -306,7 +309,8 @@ def test_every_edit_of_an_approval_is_found(store: Store, other: apsw.Connection
     )
     columns = [name for _, name, *_ in other.execute("PRAGMA table_info(perdure_approvals)")]
     assert len(columns) == 16
-    # Which number it has tells nothing; its action is compared with the call in the commit that uses it up, and then never again.
+    # The number of an approval means nothing. Its action is compared with the call only in the commit that consumes
+    # it.
     for column in set(columns) - {"id", "action"}:
         (before,) = next(other.execute(f"SELECT {column} FROM perdure_approvals WHERE id = ?", (key,)))
         for edited in _others(column, before):

@@ -1,4 +1,4 @@
-"""Who works and what waits: the words about leases, lag and limits."""
+"""Workers and waiting runs: the words about leases, lag and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking into an agent at a moment of its recorded history: real runs, and the code that made them."""
+"""Looking into an agent at a moment of its recorded history: with real runs, and the code that made them."""
 
 from __future__ import annotations
 
@@ -245,7 +245,8 @@ def test_a_run_that_was_reopened_shows_both_what_it_was_and_what_it_is(tmp_path:
         in_app(tmp_path, lambda app: app.handle("r").inspect(failed.at), sums_again)
 
 
-# --- tasks and what they wait for ---------------------------------------------------------------------------------------------
+# --- tasks, and what they wait for
+# -------------------------------------------------------------------------------------
 
 
 async def numbers(stop: int) -> AsyncIterator[int]:
@@ -583,7 +584,7 @@ def test_ten_thousand_events_take_less_than_a_second_of_cpu(tmp_path: Path) -> N
     assert seconds < 1.0
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ SPECS = [ToolSpec("lookup", "finds an order", {"type": "object"}), ToolSpec("ref
 
 
 class Heard(Scripted):
-    """A scripted model that remembers what it was asked, to the byte."""
+    """A scripted model that keeps its requests, byte for byte."""
 
     def __init__(self, *lines: Any, **options: Any) -> None:
         super().__init__(lines, **options)
@@ -126,7 +126,7 @@ Ask = Callable[[str], list[Any]]
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Ask]]:
-    """A store, and a hand at the database's own prompt."""
+    """A store, and direct SQL on its database."""
     if request.param == "sqlite":
         store = open_store(f"sqlite:///{tmp_path}/journal.db")
         with apsw.Connection(str(tmp_path / "journal.db")) as prompt:
@@ -144,10 +144,10 @@ def lines(store: Store) -> list[str]:
     return [timeline.say(event) for event in store.read("r")]
 
 
-# -- what was asked, to the byte -------------------------------------------------------------------------------------------
+# -- the requests, byte for byte --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("inline_bytes", [64 * 1024, 100])
 def test_every_request_comes_out_of_the_journal_as_it_went_to_the_model(tmp_path: Path, inline_bytes: int) -> None:
-    """Also where what was asked, answered and found lies in the blob store."""
+    """Also if requests, answers and results are blobs."""
     model = clever()
     store = finished(tmp_path / "j.db", model, Settings(inline_bytes=inline_bytes))
     reading = read_run(store, "r")
@@ -168,7 +168,7 @@ def test_a_call_that_asked_no_model_is_told_apart_from_one_that_is_not_there(tmp
         request_of_call(reading, 2, loader(store))
     with pytest.raises(NotFound, match="run r has no call 7"):
         request_of_call(reading, 7, loader(store))
-    # As of an event before the second question nobody had asked it.
+    # As of an event before the second request, there was no such request.
     with pytest.raises(NotFound, match="has no call 4"):
         request_of_call(read_run(store, "r", 6), 4, loader(store))
     store.close()
@@ -176,7 +176,7 @@ def test_a_call_that_asked_no_model_is_told_apart_from_one_that_is_not_there(tmp
 
 @pytest.mark.parametrize("what", ["an answer", "a result", "a question"])
 def test_a_journal_that_was_rewritten_does_not_lead_to_the_request(tmp_path: Path, what: str) -> None:
-    """Also by somebody who has made the hashes fit again."""
+    """Also if the forger has computed the hashes again."""
     store = finished(tmp_path / "j.db", clever())
     events = store.read("r")
     kind = {"an answer": ModelCallCompleted, "a result": ToolCallCompleted, "a question": ModelCallInitiated}[what]
@@ -372,7 +372,8 @@ async def asked_under(system: str, path: Path, settings: Settings) -> None:
         await app.signal("r", "go", None)
 
 
-# -- what it cost ----------------------------------------------------------------------------------------------------------
+# -- costs
+# --------------------------------------------------------------------------------------------------------------
 def test_questions_are_counted_by_model_agent_tenant_and_day(tmp_path: Path) -> None:
     store = finished(tmp_path / "j.db", clever())
     by_model = {row.group: row for row in store.costs("model")}
@@ -402,7 +403,8 @@ def test_a_lost_request_counts_with_what_was_reserved_for_it(journal: tuple[Stor
     assert words.endswith(", with 1 lost request to models, counted with what was reserved for them")
 
 
-# -- beside the journal ----------------------------------------------------------------------------------------------------
+# -- other tables
+# -------------------------------------------------------------------------------------------------------
 def effects(path: Path) -> list[Any]:
     return list(apsw.Connection(str(path)).execute("SELECT call, tool, state, attempts, kind FROM perdure_effects ORDER BY call"))
 

@@ -1,4 +1,7 @@
-"""`verify --repair`: rows that contradict a sound journal are written again from it, and nothing else is touched."""
+"""`verify --repair`.
+
+Rows that contradict a sound journal are written again from the journal, and nothing else changes.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def journal(request: pytest.FixtureRequest, zoo: Path, tmp_path: Path) -> Iterator[tuple[Store, Forge]]:
-    """Runs that wait and runs that have ended; and a hand that switches the triggers off for one statement."""
+    """Runs that wait and runs that have ended; and a function that switches the triggers off for one statement."""
     path = Path(shutil.copy(zoo, tmp_path / "journal.db"))
     store = open_store(url_of(path))
     url = url_of(path)

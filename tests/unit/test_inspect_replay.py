@@ -1,4 +1,4 @@
-"""Recorded runs against today's code, and what a doctor sees in the runs."""
+"""Recorded runs against today's code, and the checks of `perdure doctor` about runs."""
 
 from __future__ import annotations
 

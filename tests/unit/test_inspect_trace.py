@@ -1,4 +1,4 @@
-"""How it came to an event, and the journal told in words."""
+"""The causes of an event, and the journal in words."""
 
 from __future__ import annotations
 
@@ -187,8 +187,8 @@ def test_the_end_of_a_child_is_shown_beside_its_parents_event_and_the_other_way_
     assert [link.type for link in links[-2:]] == ["child_started", "child_finished"]
     assert links[-1].elsewhere == "run negative/1, event 3: the run failed: ValueError: negative"
     first = trace("negative/1", waiting.read("negative/1"), 1, waiting.read)[0]
-    assert first.elsewhere == "run negative, event 3: call 1: run negative/1 of square@1(number=-1) begins as its child"
-    assert trace("negative", events, end.seq)[-1].elsewhere is None  # whoever has no other journal at hand still gets the chain
+    assert first.elsewhere == "run negative, event 3: call 1: run negative/1 of square(number=-1) begins as its child"
+    assert trace("negative", events, end.seq)[-1].elsewhere is None  # without the other journal there is still a chain
 
 
 def test_what_comes_from_outside_while_a_worker_holds_the_run_is_told_with_who_said_it(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_every_event_of_the_zoo_has_a_sentence_and_a_record(store: Store) -> Non
 
 def test_times_are_told_for_people_and_for_machines() -> None:
     assert iso(0) == "1970-01-01T00:00:00.000000Z"
-    assert iso(10**18) == f"{10**18} µs since 1970"  # beyond the year 9999
+    assert iso(10**18) == f"{10**18} µs since 1970"  # after the year 9999
     assert clock(3_600_000_000, 0) == "01:00:00 UTC"
     assert clock(86_400_000_000, 0) == "1970-01-02 00:00:00 UTC"
     assert clock(10**18, 0) == f"{10**18} µs"

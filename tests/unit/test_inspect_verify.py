@@ -22,7 +22,7 @@ from perdure.store.api import Store
 from perdure.store.open import open_store
 
 RUNS = ("done", "failed", "waiting", "doubt", "cancelled", "resolved", "queued")
-NO_HISTORY = {"nonce", "lost", "lost_with"}  # of the lease alone: nothing in the journal could say what they should be
+NO_HISTORY = {"nonce", "lost", "lost_with"}  # columns of the lease alone: the journal cannot say what they should be
 UNSEEN = {"parent_seq", "depth", "line", "ledger", "reopened"}  # how the database finds its way; no row that it gives out has them
 
 
@@ -48,7 +48,7 @@ def store(path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def other(path: Path, store: Store) -> Iterator[apsw.Connection]:
-    """The file behind the store's back, with everything that guards it taken away."""
+    """Direct access to the file, with all its guards removed."""
     connection = apsw.Connection(str(path))
     connection.set_busy_timeout(5000)
     for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
@@ -136,7 +136,7 @@ def test_every_edit_of_every_column_of_every_event_is_found(store: Store, other:
     assert set(columns) == {"id", "event_id", "ts", "epoch", "call", "cause", "data", "hash"}
     tried = 0
     for (seq,) in cast(list[tuple[int]], other.execute("SELECT seq FROM perdure_events WHERE run = ?", (key,)).fetchall()):
-        place = key << 32 | seq  # another run's journal, further on in this one, and no run's at all
+        place = key << 32 | seq  # another run's journal, a later place in this one, and a place of no run
         for column in columns:
             (before,) = other.execute(f"SELECT {column} FROM perdure_events WHERE id = ?", (place,)).fetchall()[0]
             for edited in [990 << 32 | seq, key << 32 | 990, -1] if column == "id" else edits(before):
@@ -162,6 +162,8 @@ def test_every_edit_of_the_row_is_found_and_called_the_projection(store: Store, 
         (before,) = other.execute(f"SELECT {column} FROM perdure_runs WHERE id = ?", (key,)).fetchall()[0]
         # When the row was last touched may be later than its last event, but never earlier.
         for edited in [1] if column == "updated_at" else [77] if column == "id" else [*edits(before), "~"]:
+            if edited == before:
+                continue
             try:
                 other.execute(f"UPDATE perdure_runs SET {column} = ? WHERE id = ?", (edited, key))
             except apsw.ConstraintError:
@@ -219,7 +221,10 @@ def test_a_journal_that_is_gone_altogether_is_found(store: Store, other: apsw.Co
 
 
 def test_a_row_that_speaks_of_no_event_does_not_make_an_empty_journal_sound(store: Store) -> None:
-    """One flipped bit in an index gives such a row out, and what stands in the table is right: its events then seem to be somebody's later ones."""
+    """One flipped bit in an index returns such a row, while the table is right.
+
+    Its events then seem to be later events.
+    """
     row = store.get("done")
     assert row is not None
     told = verify_run(store, structs.replace(row, seq=0))

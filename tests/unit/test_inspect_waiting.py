@@ -1,4 +1,4 @@
-"""The page about a run that waits without a process: for whom or what, until when, what happens then, and what to type."""
+"""The page about a parked run: what it waits for, until when, what happens then, and what to type."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_call_that_waits_for_an_approval_says_so_and_offers_its_editable_field
     assert one.tool
     assert "then it counts as expired: refund is not made" in one.then
     assert page.never_started[0] == f'call 1: refund(cents=900, order="o-1"): not sent: approval {one.approval} is needed'
-    # Nothing that would, pasted as it is, approve what was proposed under the name of an edit.
+    # A suggested command must not approve the proposed values under the name of an edit, if it is pasted unchanged.
     assert shlex.split(commands(page)[1])[-2:] == ["--edit", '{"cents": NEW}']
     assert page.next[1].does == "say yes with other values: cents is 900 now"
     assert re.search(r" since .* UTC \(.*\): until .* \(in .*\), then it counts as expired", page.sentence)
@@ -204,8 +204,8 @@ def test_so_is_a_child_of_a_child(store: Store) -> None:
 
 def test_children_that_have_ended_are_done_with_what_they_brought(store: Store) -> None:
     assert [(done.asked, done.outcome) for done in page_of(store, "squares").done] == [
-        ("square@1(number=2)", "succeeded with 4"),
-        ("square@1(number=3)", "succeeded with 9"),
+        ("square(number=2)", "succeeded with 4"),
+        ("square(number=3)", "succeeded with 9"),
     ]
     assert page_of(store, "negative").done == []
     assert page_of(store, "negative").not_done[0].outcome == "failed: ValueError: negative"
@@ -288,19 +288,19 @@ def test_a_version_that_no_worker_serves_is_named_with_both_ways_out(store: Stor
     assert page.unserved == "no worker serves version 1 of sleeper: 1 worker is alive, with version 2"
     assert page.unserved in page.sentence
     assert commands(page)[0].startswith("perdure worker ")
-    # The file that was recorded is where the old version was: what goes on with it lies where only a person knows.
-    assert commands(page)[1:3] == ["perdure resume later NEW_FILE.py:sleeper --adopt", "perdure replay later NEW_FILE.py:sleeper"]
+    # The recorded file has the old version: only a person knows where the new code is.
+    assert commands(page)[1:3] == ["perdure adopt later NEW_FILE.py:sleeper", "perdure replay later NEW_FILE.py:sleeper"]
     store.register("w", "host:1", 1, Clock().now(), [Served("sleeper", "1")], ["slow"])
     page = page_of(store, "later", later_us=0)
     assert page.unserved == "no worker takes from queue default: 1 worker is alive, for slow"
-    # Nothing is wrong with its version: somebody has to take from its queue, that is all.
-    assert not [command for command in commands(page) if "--adopt" in command or "replay" in command]
+    # Nothing is wrong with its version: a worker only has to serve its queue.
+    assert not [command for command in commands(page) if "adopt" in command or "replay" in command]
     assert [command.split()[1] for command in commands(page)] == ["worker", "resume", "cancel"]
     store.register("w", "host:1", 1, Clock().now(), [Served("sleeper", "1")])
     assert page_of(store, "later").unserved is None
     row = store.get("later")
     assert row is not None
-    assert missing(row, []) is None  # nobody is there at all: that is another trouble
+    assert missing(row, []) is None  # no worker is alive: this is another problem
 
 
 def test_a_tool_that_has_changed_and_a_version_that_was_adopted_are_told(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_show_has_approvals_children_cost_and_budget(path: Path, store: Store) -
 def test_show_for_people_has_a_line_for_each_of_them(path: Path) -> None:
     assert "pending: ann or bob or role:press, 1 of 2 have agreed" in told(path, "show", "asks")
     assert "approved by ann with cents 900 → 700; note: less" in told(path, "show", "bought")
-    assert "1     squares/1  square@1(number=2)  succeeded with 4" in told(path, "show", "squares")
+    assert "1     squares/1  square(number=2)  succeeded with 4" in told(path, "show", "squares")
     assert "parent   squares (its call 1)" in told(path, "show", "squares/1")
     assert "budget   its own budget: $0.00 of $5.00, 2 of 2 calls" in told(path, "show", "thrifty")
 

@@ -1,4 +1,4 @@
-"""The page that somebody reads at two in the morning: every kind of run gets a true first sentence and a command to type."""
+"""The page of `perdure why`: every kind of run gets a true first sentence and a command to type."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_ten_thousand_done_calls_are_three_and_five(tmp_path: Path) -> None:
     assert [done.call for done in page.done] == [1, 2, 3, 116, 117, 118, 119, 120]
     told = CliRunner().invoke(cli, ["why", "busy", "--url", url_of(path)])
     assert "112 more: perdure show busy" in told.output
-    assert len(told.output.splitlines()) < 25  # a screen
+    assert len(told.output.splitlines()) < 25  # at most one screen
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,8 @@ def test_a_failed_run_and_its_failed_call_say_where_innermost_last(store: Store,
     assert (shown["places"], shown["calls"][0]["places"]) == (page.places, refused.places)
 
 
-# -- what is in doubt, and what happens by itself -------------------------------------------------------------------------------
+# -- calls in doubt, and what happens without a person
+# ------------------------------------------------------------------
 def doubtful(path: Path, effect: Any, hook: Callable[[Call], Outcome] | None, cancel: bool = False) -> Why:
     """The page about a run whose payment timed out, where it rests."""
 
@@ -296,7 +297,7 @@ def test_a_request_to_cancel_comes_first_is_not_offered_again_and_changes_what_a
     assert page.sentence.startswith("being cancelled (ann asked at ")
     assert ": no longer needed): no worker holds it" in page.sentence
     assert "perdure cancel r" not in commands(page)
-    assert commands(page)[-1] == "perdure cancel r --force"  # what is left when the agent cannot clean up
+    assert commands(page)[-1] == "perdure cancel r --force"  # the last way if the agent cannot clean up
     (did_not,) = [step.does for step in page.next if "--did-not-happen" in step.command]
     assert "NOT performed again" in did_not
     uncancelled = doubtful(tmp_path / "other.db", "once", None)

@@ -1,4 +1,4 @@
-"""Who raised it: a signal, or the code that was running."""
+"""Did a signal raise the exception, or the running code?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an isolated tool's process writes into our pipe is anybody's: whatever it is, it becomes an answer about that one call."""
+"""An isolated tool's process may write any bytes into the pipe: they only become an answer about that one call."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ DIGITS = b"9" * 5000
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
-# --- a result that breaks the rules has happened all the same ----------------------------------------------------------------
+# --- a result that breaks the rules: the effect has still happened
+# -----------------------------------------------------
 
 
 @pytest.mark.full
@@ -147,7 +148,8 @@ def test_a_result_is_recorded_as_we_would_have_written_it(liars, result, recorde
     assert encode(decode(recorded)) == recorded
 
 
-# --- what is no message proves nothing, so that the call is in doubt ---------------------------------------------------------
+# --- garbage proves nothing, so the call is in doubt
+# -------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -195,14 +197,14 @@ def test_a_line_that_is_no_message_ends_the_process_and_the_call_is_in_doubt(lia
 
 @pytest.mark.parametrize("kind", ["rejected", "expired", "withdrawn", "over_budget"])
 def test_a_tool_cannot_fail_with_what_is_ours_to_say(liars, kind):
-    """An agent that was told that nobody approved a call, or that there is no money for it, would believe that it did not happen."""
+    """Otherwise an agent could learn "not approved" or "no budget", and believe that the call did not happen."""
     told, message = failure_of(performed(liars.lies, raw(framed(b"F", failure(kind=kind)))))
     assert told == "process_died"
     assert f"a tool cannot fail with the kind {kind}" in message
 
 
 def test_nobody_can_spend_less_than_nothing(liars):
-    """Such a line would have given the run's budget back what others have spent of it."""
+    """Such a line would give amounts back to the run's budget that other calls have spent."""
     call = a_call()
     spent = framed(b"U", b'{"usd_micros":5}') + framed(b"U", b'{"usd_micros":-1000000}')
     assert failure_of(performed(liars.lies_and_returns, raw(spent), call=call))[0] == "process_died"
@@ -232,7 +234,10 @@ def test_a_result_beside_the_tools_own_is_not_believed_and_neither_is_that_one(l
     ids=lambda line: ascii(line[:40])[2:-1],
 )
 def test_what_is_not_even_a_line_of_ours_is_no_answer(liars, line):
-    """It may be the beginning of one, left by a process that died as it wrote: how it ended is what is told."""
+    """It may be the beginning of a line, left by a process that died while it wrote.
+
+    The end of the process is reported.
+    """
     kind, message = failure_of(performed(liars.lies, raw(line)))
     assert (kind, message) == ("process_died", "the process of tool lies ended with exit code 0 before it answered")
 
@@ -266,7 +271,8 @@ def test_a_result_before_the_tool_has_begun_is_no_message(tmp_path):
     assert "which the protocol does not allow, or not now" in message
 
 
-# --- what the tool says for itself is believed, within bounds ----------------------------------------------------------------
+# --- reports of the tool are believed, within limits
+# -------------------------------------------------------------------
 
 
 def test_a_failure_in_the_tools_own_words_is_believed_and_cut_to_what_a_journal_keeps(liars):

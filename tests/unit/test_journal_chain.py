@@ -1,4 +1,7 @@
-"""The journal-wide chain: a hand with write access, which switches the triggers off and on again, does not cut history unseen."""
+"""The journal-wide chain.
+
+A user who can write, and switches the triggers off and on again, cannot cut history unnoticed.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +186,7 @@ def test_a_run_that_was_deleted_is_named(journal: tuple[Store, Hand]) -> None:
     assert deleted == [
         "run 'b': the journal-wide chain has it with 7 events, and it is gone without a tombstone: it was deleted; restore it from a backup"
     ]
-    hand.forge(*delete("c"))  # the youngest: SQLite gives its number to the next run
+    hand.forge(*delete("c"))  # the youngest run: SQLite gives its number to the next run
     create(store, "next")
     over(store, "next")
     assert [one.split(":")[0] for one in missing_ends(store)[1]] == ["run 'b'", "run 'c'"]
@@ -231,7 +234,7 @@ def test_an_end_of_the_chain_that_was_cut_off_leaves_runs_without_an_entry(journ
     for run_id in ("a", "b", "c"):
         parks(store, run_id)
     (last,) = hand.ask("SELECT max(n) FROM perdure_chain")[0]
-    hand.forge(f"DELETE FROM perdure_chain WHERE n > {last} - 3")  # all that it has of c
+    hand.forge(f"DELETE FROM perdure_chain WHERE n > {last} - 3")  # all entries about c
     cut, _ = missing_ends(store)
     assert list(cut) == ["c"]
     assert "its last event, 7, is not in the journal-wide chain" in cut["c"]
@@ -318,7 +321,8 @@ def test_a_link_is_the_same_in_the_database_and_in_python(journal: tuple[Store, 
     by_hand = b""
     for entry in entries:
         line = f"{entry.n}|{entry.run}|{entry.seq}|{found(store, str(entry.run_id)).head[:16].hex()}|{entry.run_id}\n"
-        if hand.is_postgres or entry.n == 1:  # SQLite links now and then: the first commit of a process, and each eighth
+        # SQLite links rarely: at the first commit of a process, and at every eighth.
+        if hand.is_postgres or entry.n == 1:
             by_hand = hashlib.sha256(by_hand + line.encode()).digest()[:16]
             assert entry.link == by_hand
     assert chain_heads(store) == [ChainHead(entries[0].chain, 2, chain_heads(store)[0].link)]

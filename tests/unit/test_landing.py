@@ -1,4 +1,4 @@
-"""What may be said to a run, and what becomes of one that nobody holds when something reaches it: every status, every body."""
+"""Which post a run accepts, and what post does to a run that is not held: every status, every body."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from perdure.core.transitions import Reached, Wake, is_news, landing
 from perdure.errors import Conflict
 
 SIGNAL = SignalReceived("t", pack(encode(1))[0], "ann")
-NEWS: list[AnyBody] = [  # what an agent may be waiting for
+NEWS: list[AnyBody] = [  # events that an agent may wait for
     SIGNAL,
     ApprovalDecided("a", True, "ann", "d"),
     ApprovalExpired("a"),
@@ -51,7 +51,7 @@ BODIES: list[AnyBody] = [
     BudgetRaised(Limits(calls=1), "ann"),
     ToolCallResolved("happened", "ann"),
 ]
-# "running" is among them: a run whose worker has died, before anybody has noticed.
+# "running" is included: a run whose worker has died, before another process has noticed it.
 STATUSES: list[Status] = [status for status in get_args(Status) if status not in FINISHED]
 REASONS: list[Reason] = list(get_args(Reason))
 STANDING: list[tuple[Status, Reason | None]] = [

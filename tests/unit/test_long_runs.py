@@ -1,4 +1,4 @@
-"""Runs with very many calls: what a worker keeps of them, and what the commands show of them."""
+"""Runs with very many calls: what a worker keeps in memory, and what the commands show."""
 
 from __future__ import annotations
 

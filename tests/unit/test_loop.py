@@ -1,4 +1,4 @@
-"""asyncio on the deterministic loop: everything that needs no world works and replays; everything else is refused by name."""
+"""asyncio on the deterministic loop: everything without I/O works and replays; everything else is refused by name."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ EXPECTED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Every agent's run, driven live with the real clock, and what it returned."""
+    """Every agent's run, driven live with the real clock, and its result."""
     path = tmp_path_factory.mktemp("loop") / "journal.db"
 
     async def live() -> dict[str, Any]:
-        # One after the other: the delays of the tools must not depend on what else goes on.
+        # One after the other: the delays of the tools must not depend on other runs.
         async with Perdure(f"sqlite:///{path}", AGENTS, settings=Settings(poll_s=0.002)) as app:
             return {one.name: await app.run(one, id=one.name) for one in AGENTS}
 
@@ -113,7 +113,8 @@ def test_another_process_with_another_hash_seed_asks_for_the_same_again(journal:
     assert re.search(r"call \d+: echo", chance)
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------------
+# -- refusals
+# -----------------------------------------------------------------------------------------------------------
 async def _nothing() -> None: ...
 
 
@@ -384,7 +385,8 @@ def test_an_agent_may_read_import_and_log(tmp_path: Path, monkeypatch: pytest.Mo
     assert list((tmp_path / "__pycache__").glob("imported_by_an_agent*"))
 
 
-# -- the loop by itself -------------------------------------------------------------------------------------------------
+# -- the loop alone
+# -----------------------------------------------------------------------------------------------------
 class Owner:
     cause = 0
 
@@ -426,7 +428,10 @@ def test_tasks_hash_by_their_number_and_are_still_themselves() -> None:
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="CPython keeps no set of all tasks from 3.14 on")
 def test_tasks_of_many_runs_do_not_meet_in_the_set_that_asyncio_has_of_all_tasks() -> None:
-    """Every run has a task 1: looked for by that alone, each would be compared with those of all other runs."""
+    """Every run has a task 1.
+
+    If the hash were only this number, each task would be compared with the tasks of all other runs.
+    """
     loops = [loop_of() for _ in range(50)]
     tasks = [loop.create_task(_nothing()) for loop in loops]
     every = getattr(asyncio.tasks, "_scheduled_tasks", None) or asyncio.tasks._all_tasks  # type: ignore[attr-defined]
@@ -700,7 +705,7 @@ def test_ctrl_c_while_an_agent_is_entered_or_left_finds_the_outer_loop_and_its_t
             except KeyboardInterrupt:
                 assert struck.calls >= at
         running = asyncio.events._get_running_loop()
-        asyncio.events._set_running_loop(loop)  # or what is wrong would be shown as anything else
+        asyncio.events._set_running_loop(loop)  # otherwise the error would be shown as another error
         assert running is loop
         assert asyncio.current_task() is task
         assert sys.get_asyncgen_hooks() == hooks

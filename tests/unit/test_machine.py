@@ -1,4 +1,7 @@
-"""An agent as a machine: which commands come out for which completions, and when it is finished. No store, no clock, no loop."""
+"""An agent as a machine: which commands follow from which completions, and when it is finished.
+
+No store, clock or loop.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +172,10 @@ def test_a_hostile_exception_is_recorded_all_the_same() -> None:
 
 
 def test_keyboard_interrupt_is_not_recorded_as_the_agents_failure() -> None:
-    """Somebody pressed Ctrl-C while the agent ran, or the agent did as if: the activation broke off, and whoever drives it hears so."""
+    """Ctrl-C came while the agent ran, or the agent raised it itself.
+
+    The activation ends, and the caller learns this.
+    """
 
     async def main(run: Run) -> None:
         raise KeyboardInterrupt

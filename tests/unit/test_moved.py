@@ -1,4 +1,4 @@
-"""Modules that have moved can be imported under their old names, and say where they are now."""
+"""Modules that have moved can be imported under their old names, with a warning that has the new name."""
 
 from __future__ import annotations
 

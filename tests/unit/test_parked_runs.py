@@ -1,4 +1,4 @@
-"""A worker keeps the machines of runs that it has parked, and goes on with them without a replay; never beyond the journal."""
+"""A worker keeps the machines of parked runs and continues without a replay, but never beyond the journal."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_run_that_another_worker_has_driven_meanwhile_is_replayed(url: str) ->
             handle = await first.start(adder, 3, id="r")
             await first.drive("r", wait=False)
             await first.signal("r", "more", 1)
-            await second.drive("r", wait=False)  # in a machine of its own
+            await second.drive("r", wait=False)  # with another machine
             await first.signal("r", "more", 2)
             await first.drive("r", wait=False)  # its machine does not know the first signal
             await first.signal("r", "more", 4)
@@ -187,12 +187,13 @@ def test_a_kept_machine_is_used_only_at_its_own_place_in_the_journal() -> None:
     claim, signal = RunClaimed("w", "w"), SignalReceived("more", Payload(), by="ann")
     assert goes_on_from(parked, [released, event(8, signal), event(9, claim)])
     assert not goes_on_from(parked, [])  # the journal is shorter: it was restored from a backup
-    assert not goes_on_from(parked, [event(7, RunReleased("waiting", "a signal"), "11" * 16), event(8, claim)])  # written anew
+    # The event was written again.
+    assert not goes_on_from(parked, [event(7, RunReleased("waiting", "a signal"), "11" * 16), event(8, claim)])
     assert not goes_on_from(parked, [released, event(8, claim), event(9, released.body), event(10, claim)])  # type: ignore[arg-type]
 
 
 def test_a_kept_machine_does_not_go_on_after_a_person_has_reopened_its_run(tmp_path: Path) -> None:
-    """The worker has the machine in its memory, and nobody else has driven the run: still its agent goes back."""
+    """The worker has the machine in memory, and no other worker has driven the run. Still its agent goes back."""
 
     async def main() -> None:
         async with Perdure(f"sqlite:///{tmp_path / 'db'}", [adder], settings=KEEPING) as app:

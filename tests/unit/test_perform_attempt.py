@@ -1,4 +1,4 @@
-"""One effect, performed: whatever the tool does, the attempt ends with an answer."""
+"""One attempt: whatever the tool does, the attempt ends with an outcome."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def performed(declared: Tool[..., Any], args: bytes = NOTHING, call: Call | None
 
 
 def in_every_way(work: Callable[[], Any], **options: Any) -> list[Tool[..., Any]]:
-    """The same work as a sync tool, as an async one that ends in its first step, and as an async one that waits before it works."""
+    """The same work as a sync tool, as an async tool that never waits, and as an async tool that waits first."""
 
     def sync() -> Any:
         return work()
@@ -188,7 +188,7 @@ def test_recorded_arguments_that_do_not_fit_any_more_are_refused_before_anything
     assert ran == []
 
 
-# --- it takes too long -------------------------------------------------------------------------------------------------------
+# --- time-outs -------------------------------------------------------------------------------------------------------
 
 
 def test_an_async_tool_is_cancelled_at_its_deadline_and_is_in_doubt():
@@ -294,7 +294,7 @@ def test_the_deadline_of_a_tool_in_time_changes_nothing():
         assert performed(declared) == Returned(b"1")
 
 
-# --- it is told to stop ------------------------------------------------------------------------------------------------------
+# --- stops -----------------------------------------------------------------------------------------------------------
 
 
 def started(

@@ -1,4 +1,4 @@
-"""The first step of an async tool is made when its attempt is started, and looks to the tool like any later one."""
+"""The first step of an async tool runs when its attempt begins, and the tool sees no difference to later steps."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_first_steps_are_made_in_the_order_of_the_starts():
     assert log[:4] == [0, 1, 2, "started"]
 
 
-# --- what it looks like to the tool ------------------------------------------------------------------------------------------
+# --- what the tool sees ----------------------------------------------------------------------------------------------
 
 
 def test_the_first_step_is_in_the_task_that_the_later_ones_are_in():
@@ -219,7 +219,7 @@ def test_libraries_that_look_for_their_event_loop_find_it_in_the_first_step():
     assert performed(asks) == Returned(b'["asyncio",true,5]')
 
 
-# --- it is told to stop ------------------------------------------------------------------------------------------------------
+# --- stops -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_cancel_before_the_start_lets_no_step_be_made():
@@ -387,7 +387,7 @@ class WithFactory(asyncio.SelectorEventLoop):
 
 
 class Wrapping(asyncio.SelectorEventLoop):
-    """A loop that puts something else in its queue than it was given, and makes tasks in its own way where eager ones are possible."""
+    """A loop that puts other objects into its queue, and creates tasks in its own way if eager tasks are possible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -399,7 +399,10 @@ class Wrapping(asyncio.SelectorEventLoop):
 
 
 class Watching(asyncio.SelectorEventLoop):
-    """A loop that makes another task beside each one, whose first step is then the last in the queue."""
+    """A loop that creates a second task with each task.
+
+    The first step of the second task is then the last in the queue.
+    """
 
     def create_task(self, coroutine: Any, **options: Any) -> asyncio.Task[Any]:  # type: ignore[override]
         task = super().create_task(coroutine, **options)

@@ -1,4 +1,4 @@
-"""Tools in their own process: real processes, real signals, and a look at the process table afterwards."""
+"""Tools in their own process: real processes, real signals, and a check of the process table afterwards."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ renamed = tool(isolate=True, name="renamed")(plain)
 
 
 def loaded(file: Path, source: str) -> ModuleType:
-    """The module that this source makes, from a file that is on nobody's path."""
+    """The module of this source, from a file that is not on the import path."""
     file.write_text(source)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
@@ -203,7 +203,7 @@ def failure_of(answer: Performed) -> tuple[str, str]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of this number runs. One that has ended and that nobody has asked about yet does not."""
+    """Does a process with this number run? A zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -283,7 +283,7 @@ def test_heartbeats_reach_the_call(tools):
     assert call.progress == {"done": 2}
 
 
-# What spends() has spent before it ends in whatever way.
+# The usage of spends(), however it ends.
 SPENT = Usage(usd_micros=250_000, tokens_in=7, tokens_out=2, model="small")
 
 
@@ -450,7 +450,7 @@ if __name__ == "__main__":
 
 
 def worker(folder: Path, mode: str) -> subprocess.Popen[str]:
-    """A process that stands for a worker: a script whose tool is in the script itself."""
+    """A process that acts as a worker: a script that contains its tool."""
     script = folder / "worker.py"
     script.write_text(WORKER)
     return subprocess.Popen(
@@ -506,7 +506,7 @@ def test_a_tool_whose_supervisor_is_killed_ends_with_it(tools, tmp_path):
         supervisor, tool, *others = await asyncio.to_thread(appears, tmp_path / "pids")
         os.kill(supervisor, signal.SIGKILL)
         await asyncio.to_thread(all_end, [tool])
-        for pid in others:  # with the supervisor gone, nobody ends these
+        for pid in others:  # the supervisor is gone, so nothing else ends these
             os.kill(pid, signal.SIGKILL)
         return await task, tool
 
@@ -536,7 +536,7 @@ def test_an_empty_text_is_a_line():
 
 
 def test_its_supervisor_ends_it_when_its_time_is_over(tools):
-    """The worker ends it at its time-out. A worker that is paused does not, and then the process ends all the same."""
+    """The worker ends the process at its time-out. If the worker is paused, the process still ends."""
     declared = tools.takes_a_minute
     kind = "not_sent"
     for limit_s in (0.5, 5, 40):  # on a machine under load its time may be over before the tool has begun

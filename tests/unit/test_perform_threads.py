@@ -1,4 +1,4 @@
-"""Threads for sync tools: limited, fair, and never in the way of the process's end."""
+"""Threads for sync tools: limited, fair, and no obstacle to the end of the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Begun(Generic[T]):
-    """A job, and a future for what it returns."""
+    """A job, and a future for its result."""
 
     def __init__(self, threads: Threads, work: Callable[[], T]) -> None:
         self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -79,7 +79,7 @@ def test_an_abandoned_job_gives_its_place_to_the_next_and_its_thread_ends_with_i
     before = threading.active_count()
     served, most = asyncio.run(main())
     assert served == "served"
-    assert most <= before + 2  # the one that counts, and the abandoned one on its way out
+    assert most <= before + 2  # the thread that counts, and the abandoned thread that is ending
 
 
 def test_an_abandoned_job_gives_its_place_to_one_that_comes_later():

@@ -1,4 +1,7 @@
-"""Plans that run: in which order, with what, what becomes of the rest when a step fails, and that a run keeps its plan."""
+"""Plans that run.
+
+The order and the arguments of steps, what happens when a step fails, and that a run keeps its plan.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ from perdure.core import codec
 from perdure.core.events import ApprovalRequested, PlanGenerated
 
 Main = Callable[[Perdure], Coroutine[Any, Any, Any]]
-DONE: list[str] = []  # what the tools have done, in order
+DONE: list[str] = []  # the effects of the tools, in order
 
 
 @pytest.fixture(autouse=True)
@@ -499,7 +502,7 @@ def test_a_call_that_is_asked_for_in_the_breath_in_which_the_plan_stops_is_not_m
 
 
 def test_a_plan_that_stopped_has_withdrawn_its_calls_wherever_the_run_goes_on(tmp_path: Path) -> None:
-    """The worker that hears of the stop is not the one that has asked."""
+    """The worker that learns of the stop is not the worker that made the request."""
 
     async def main() -> None:
         @tool(effect="once", approval=True)
@@ -863,7 +866,7 @@ def test_a_plan_larger_than_the_inline_limit_is_a_blob_and_the_run_resumes(tmp_p
             (body,) = (event.body for event in await app.handle("r").events() if isinstance(event.body, PlanGenerated))
             assert body.plan.inline is None
             assert codec.decode(app.load(body.plan)) == plan.document
-        # With another limit the same plan is recorded in another way: it is the same plan.
+        # With another limit the plan is recorded differently (inline or as a blob), but it is the same plan.
         async with perdure(tmp_path / "db", [plan]) as app:
             await app.approve(the_one(app), by="ann")
             assert (await app.engine.drive("r", wait=False)).status == "succeeded"

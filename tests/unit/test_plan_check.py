@@ -1,4 +1,4 @@
-"""What is wrong with a plan is known before its first effect, all of it at once; and that following one respects every reference."""
+"""All mistakes of a plan are reported before its first effect, and a run of a plan respects every reference."""
 
 from __future__ import annotations
 
@@ -234,7 +234,8 @@ def test_a_way_into_a_value_is_made_of_names_and_places(path: tuple[Any, ...]) -
         ref("a", *path)
 
 
-# -- references, whatever the data ------------------------------------------------------------------------------------------------
+# -- references, with any data
+# ------------------------------------------------------------------------------------------
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 KEYS = st.text() | st.sampled_from(["$ref", "$param", "$$ref", "$", "$$", "ref", "param", "$data"])
 DATA = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=20)
@@ -271,10 +272,11 @@ def test_a_reference_gives_exactly_what_is_there_or_an_error(data: Any, path: li
             found(of, lambda _: data)
 
 
-# -- order, whatever the plan ---------------------------------------------------------------------------------------------------
+# -- order, with any plan
+# -----------------------------------------------------------------------------------------------
 @st.composite
 def shapes(draw: st.DrawFn) -> list[tuple[set[int], set[int]]]:
-    """For each step the earlier ones that it refers to, and those that it comes after."""
+    """For each step: the earlier steps that it refers to, and the steps that it comes after."""
     count = draw(st.integers(1, 8))
     return [
         (draw(st.sets(st.integers(0, n - 1), max_size=3)) if n else set(), draw(st.sets(st.integers(0, n - 1), max_size=2)) if n else set())

@@ -1,4 +1,4 @@
-"""Plans in files: what is read, and what is refused and how, whatever the file holds."""
+"""Plans in files: which files are accepted, and which are refused with which message."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_a_file_and_python_can_say_the_same_plan_whatever_the_layout(tmp_path: P
     )
     assert from_file.document == in_python.document
     assert from_file.version == in_python.version
-    as_json = load(tmp_path, json.dumps(from_file.document), "plan.json")  # what is journaled is a file
+    # The recorded document can be used as a file.
+    as_json = load(tmp_path, json.dumps(from_file.document), "plan.json")
     assert as_json.digest == from_file.digest
 
 

@@ -63,7 +63,7 @@ def submit(arguments: Any, ident: str = "u1", **more: Any) -> Answer:
 
 
 class Model(Scripted):
-    """A script that keeps what it was asked."""
+    """A scripted model that keeps its requests."""
 
     def __init__(self, *lines: Any) -> None:
         self.asked: list[Request] = []
@@ -175,7 +175,7 @@ def test_a_plan_that_was_written_is_never_written_again(tmp_path: Path) -> None:
             await app.start("plan", id="r")
             assert (await app.engine.drive("r", wait=False)).status == "waiting_approval"
             assert DONE == []
-        silent = Model()  # whoever asks it fails
+        silent = Model()  # a request to it would fail
         plan = planner(silent, approval=True)
         async with perdure(tmp_path / "db", [plan]) as app:
             await app.approve(the_one(app), by="ann")
@@ -211,7 +211,7 @@ def test_what_is_approved_is_the_exact_plan_and_an_edit_is_checked_again() -> No
             assert "there is no tool 'biuld'" in str(row.standing.request.reason)
             assert DONE == []
             decided = await app.approve(second, by="bob", edit={"plan": right})
-            told = edited(app.store, decided)  # what is the same in both is not repeated
+            told = edited(app.store, decided)  # equal parts are not repeated
             assert told.startswith(' with plan.steps[1].args {"tag": {"$ref": ["build", "tag"]}} → ')
             assert '"replicas": 5' in told
             assert "plan.steps[2].name" not in told

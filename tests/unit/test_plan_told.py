@@ -74,7 +74,7 @@ def told(tmp_path: Path, plan: Agent[..., Any]) -> tuple[Store, list[Event]]:
 
 @pytest.fixture
 def failed(tmp_path: Path) -> Iterator[tuple[Store, list[Event]]]:
-    """Its last step but one fails, and what was done is undone."""
+    """Its last step but one fails, and the earlier steps are undone."""
     store, events = told(tmp_path, plan_of(on_failure="undo"))
     yield store, events
     store.close()

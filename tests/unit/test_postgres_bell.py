@@ -1,4 +1,7 @@
-"""The doorbell on PostgreSQL: heard soon, once, and again after its connection broke; a hint, and never a burden."""
+"""The bell on PostgreSQL: heard soon and once, also after its connection broke.
+
+It is only a hint, and costs little.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,8 @@ def other(store: PostgresStore) -> Iterator[PostgresStore]:
 
 def listening_backend(url: str) -> list[int]:
     with raw(url) as connection:
-        # It has said many things since LISTEN; it is the one that holds workers' locks, or has said nothing else yet.
+        # The connection has run many statements since LISTEN. It holds the locks of workers, or has run nothing else
+        # yet.
         rows = connection.execute(
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND (query LIKE 'LISTEN%' OR pid IN "
             "(SELECT pid FROM pg_locks WHERE locktype = 'advisory'))"
@@ -126,7 +130,7 @@ def test_a_doorbell_whose_connection_was_ended_comes_back_and_rings_for_what_it_
     (pid,) = listening_backend(store.url)
     with raw(store.url) as outside:
         outside.execute("SELECT pg_terminate_backend(%s)", (pid,))
-    assert ears.ringing.wait(60)  # nobody has rung
+    assert ears.ringing.wait(60)  # no process has rung
     eventually(lambda: store._notify.listening)
     eventually(lambda: [new for new in listening_backend(store.url) if new != pid])
     before = ears.heard

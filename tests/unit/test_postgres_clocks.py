@@ -1,4 +1,7 @@
-"""The server's clock beside ours: what counts is the server's, however ours is set, and whenever."""
+"""The server's clock and the local clock.
+
+Only the server's clock counts, however and whenever the local clock is set.
+"""
 
 from __future__ import annotations
 

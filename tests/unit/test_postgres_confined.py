@@ -1,4 +1,7 @@
-"""What a transaction tool may do with the journal's connection on PostgreSQL, where the text of its statements is all that is looked at."""
+"""What a transaction tool may do with the journal's connection on PostgreSQL.
+
+Only the text of its statements is checked.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ def tool(store: PostgresStore) -> Tool:
 
 @pytest.mark.parametrize("sql", FORBIDDEN)
 def test_a_tool_may_not(sql: str) -> None:
-    """… end the transaction, change settings, reach perdure's own tables, or leave more behind than tables of its own."""
+    """A tool may not end the transaction, change settings, use perdure's tables, or create other kinds of objects."""
     with pytest.raises(InvalidInput, match="a transaction tool may not run"):
         _numbered(sql)
 

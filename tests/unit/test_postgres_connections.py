@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: few, thrown away at the first doubt, never waited for without an end, and no password in any message."""
+"""Connections to PostgreSQL: few, closed at the first doubt, every wait has a limit, and no message has a password."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def few(url: str) -> Iterator[Connections]:
     connections.close()
 
 
-# -- what a URL says -------------------------------------------------------------------------------------------------------------------------
+# -- parameters of a URL
+# ------------------------------------------------------------------------------------------------
 def test_every_wait_has_an_end_unless_the_url_says_otherwise() -> None:
     said = parameters("postgresql://ann@h/db")
     assert (said["connect_timeout"], said["tcp_user_timeout"], said["application_name"]) == (5, "15000", "perdure")
@@ -78,7 +79,8 @@ def test_a_password_that_is_not_percent_encoded_is_refused_and_shown_to_nobody(u
     with pytest.raises(InvalidInput) as caught:
         open_store(url)
     assert SECRET not in str(caught.value)
-    assert caught.value.__context__ is None or caught.value.__suppress_context__  # or a traceback shows what it quoted
+    # Otherwise a traceback would show the quoted text.
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
 def test_a_server_that_refuses_us_or_is_not_there_is_named_without_the_password(postgres: Server) -> None:
@@ -90,7 +92,8 @@ def test_a_server_that_refuses_us_or_is_not_there_is_named_without_the_password(
         assert "127.0.0.1" not in str(caught.value)
 
 
-# -- what is looked at before the first statement --------------------------------------------------------------------------------------------
+# -- checks before the first statement
+# ----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "error", "rule"),
     [
@@ -248,7 +251,7 @@ def test_a_server_that_is_away_is_not_asked_by_everybody_and_is_told_of_once(
         with connections.lent():
             pass
         port = proxy.port
-    assert port  # nobody listens there any more
+    assert port  # no process listens there any more
     connections.lost()
     caplog.set_level(logging.WARNING, "perdure.store")
     began_s = time.monotonic()
@@ -281,7 +284,7 @@ def test_the_pause_before_a_server_is_asked_again_grows_and_ends(url: str) -> No
 
 
 def test_an_unknown_commit_is_cleared_up_though_the_limit_is_one(url: str) -> None:
-    """Its own connection is dead, and must not stand in the way of the one that looks."""
+    """The old connection is dead, and must not block the connection that looks the transaction up."""
     opened(url).close()
     with Proxy(url) as proxy:
         database = PostgresDatabase(Connections(proxy.url(url), limit=1, answer_s=30.0))
@@ -299,7 +302,8 @@ def test_an_unknown_commit_is_cleared_up_though_the_limit_is_one(url: str) -> No
         assert outside.execute("SELECT key FROM perdure_locks").fetchall() == [("x",)]
 
 
-# -- what the server says --------------------------------------------------------------------------------------------------------------------
+# -- messages of the server
+# ---------------------------------------------------------------------------------------------
 def error_of(state: str, message: str = "it says so\nin two lines") -> psycopg.Error:
     return psycopg.errors.lookup(state)(message)
 

@@ -1,4 +1,7 @@
-"""Transactions on PostgreSQL at their limits: late commits, failed statements, any text, large batches, large numbers."""
+"""Special cases of transactions on PostgreSQL.
+
+Late commits, failed statements, any text, large batches, large numbers.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def test_a_run_whose_transaction_commits_late_is_never_missed(store: PostgresSto
         slow.commit()
     deadline_s = time.monotonic() + 60
     while known != {"first", "second", "late"} and time.monotonic() < deadline_s:
-        seen = store.growing(after=newest, newest=newest)  # only what is placed later than all that was seen
+        seen = store.growing(after=newest, newest=newest)  # only runs with a later place than all known runs
         known |= {row.run_id for _, row in seen}
         newest = max([newest, *(place for place, _ in seen)])
     assert known == {"first", "second", "late"}
@@ -118,7 +121,7 @@ def test_work_that_raises_leaves_nothing_and_no_transaction(store: PostgresStore
 
 
 def test_a_deadlock_is_rolled_back_by_the_server_and_done_again_unless_that_is_forbidden(store: PostgresStore) -> None:
-    """Whatever another program does to the rows: ours is done again, as often as need be."""
+    """Whatever another program does to the rows: our work is repeated as often as needed."""
     attempts = []
 
     def work(cursor: Any) -> str:
@@ -149,13 +152,13 @@ def test_a_transaction_without_an_answer_is_looked_up_by_its_number(url: str, mo
         else:
             with pytest.raises(StoreUnavailable, match="nothing was acknowledged"):
                 store.create_run(new_run("r"))
-        assert time.monotonic() - began_s < 60  # it is known what became of it: nobody waits for the time to be over
+        assert time.monotonic() - began_s < 60  # the outcome is known, so the caller need not wait for the time-out
         assert (store.get("r") is not None) == (moment == "after")
         store.close()
 
 
 def test_everybody_who_commits_when_the_server_breaks_finds_out_what_became_of_it(url: str) -> None:
-    """As many as there are connections: the dead ones must not be in the way of those that look."""
+    """As many callers as connections: dead connections must not block the callers that look their transactions up."""
     opened(url).close()
     with Proxy(url) as proxy:
         store = open_postgres(proxy.url(url), connections=4, answer_s=100.0)
@@ -259,7 +262,8 @@ def test_a_thousand_runs_in_one_batch(store: PostgresStore) -> None:
     commits = store._database.commits
     answers = store.append(batch)
     assert [place for place, answer in enumerate(answers) if isinstance(answer, Refused)] == [7]
-    assert store._database.commits - commits == 2  # all of them in one, and the one that was refused looked at in another
+    # One commit for all of them, and another for the append that was refused.
+    assert store._database.commits - commits == 2
     with raw(store.url) as outside:
         assert outside.execute("SELECT count(*) FROM perdure_events AS e WHERE e.type = 'thought_recorded'").fetchone() == (999,)
     assert store.stored(held[999].lease.run_id)[-1].data == batch[999].events[0].data

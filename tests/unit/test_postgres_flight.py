@@ -1,4 +1,7 @@
-"""A statement that is on its way lands once, or never left: whatever goes wrong with it, nobody waits for ever and nobody hears it twice."""
+"""A statement under way is executed once or not at all, whatever fails.
+
+No caller waits for ever or gets two answers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def connection(postgres: Server) -> Iterator[Connection]:
 
 
 def _landings(connection: Connection, statement: PQGen[Any]) -> tuple[list[psycopg.Error | None], Exception | None]:
-    """What was heard of it until well after its time is over, and what whoever let it go was told."""
+    """The answers until well after the time-out, and what the caller that abandoned it was told."""
     answered: list[psycopg.Error | None] = []
 
     async def main() -> Exception | None:

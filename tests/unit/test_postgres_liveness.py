@@ -1,4 +1,7 @@
-"""Who is alive, over several machines: lock files prove a death here, a connection that is gone for long is silence elsewhere."""
+"""Which workers are alive, over several machines.
+
+On this machine a lock file proves a death; elsewhere a worker whose connection is lost for long counts as silent.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,7 @@ def test_a_folder_that_is_not_ours_proves_nothing_and_hinders_nobody(
     assert [record for record in caplog.records if str(folder) in record.getMessage()]
     assert list(folder.glob("*.lock")) == []
     if folder.is_dir():
-        (folder / "w.lock").touch()  # somebody pretends that the worker has died
+        (folder / "w.lock").touch()  # a forged sign that the worker has died
     assert not store._liveness.is_dead("w")
     store.renew("w", T0)
     other = opened(url)
@@ -195,7 +198,7 @@ def test_a_worker_elsewhere_that_was_cut_off_for_a_moment_or_gives_other_signs_o
         assert store.reap("w2", LEASE_US, T0) == 0
         time.sleep(0.06)
     eventually(lambda: "w" in far._notify._held)
-    far._notify.close()  # for good, but it goes on to renew
+    far._notify.close()  # for ever, but the worker continues to send heartbeats
     for _ in range(12):
         far.renew("w", T0)
         assert store.reap("w2", LEASE_US, T0) == 0
@@ -301,7 +304,7 @@ def test_workers_that_have_been_silent_for_very_long_and_hold_nothing_are_forgot
         outside.execute("UPDATE perdure_workers SET beat_at = 0 WHERE worker IN ('holds', 'idle')")
         outside.execute("UPDATE perdure_runs SET holder = 'holds'")
     store._count(LEASE_US)
-    assert store._notify.worker_count == 1  # who is silent takes no turns
+    assert store._notify.worker_count == 1  # a silent worker takes no turns
     assert sorted(row.worker for row in store.workers(T0, LEASE_US)) == ["holds", "w"]
 
 

@@ -1,4 +1,7 @@
-"""A run that is given up, and a signal to one that is parked, on PostgreSQL: the same as in a transaction, and one round trip."""
+"""The release of a run, and a signal to a parked run, on PostgreSQL.
+
+The same result as in a transaction, in one round trip.
+"""
 
 from __future__ import annotations
 
@@ -189,7 +192,7 @@ def test_others_hear_of_it_when_it_is_committed(store: PostgresStore, monkeypatc
 
 @pytest.mark.parametrize("what", ["a signal", "a start"])
 def test_one_who_listens_here_hears_it_once(store: PostgresStore, what: str) -> None:
-    """Not a second time from the server: what a process has rung itself it need not hear."""
+    """Not a second time from the server: a process ignores its own rings."""
     parked(store, "r")
     rings: list[int] = []
     stop = store.listen(lambda: rings.append(1))
@@ -197,7 +200,7 @@ def test_one_who_listens_here_hears_it_once(store: PostgresStore, what: str) -> 
     assert signal(store, "r") if what == "a signal" else store.create_run(new_run("another"))[1]
     assert rings == [1]
     elsewhere = opened(store.url)
-    elsewhere._notify.ring()  # behind it in the server's queue
+    elsewhere._notify.ring()  # after it in the server's queue
     assert eventually(lambda: len(rings) > 1)
     assert len(rings) == 2
     stop()
@@ -230,7 +233,7 @@ def test_a_lost_append_that_gives_a_run_up_is_not_refused_when_it_has_arrived(
 
 
 def test_a_signal_that_was_lost_and_has_ended_its_run_since_has_arrived(store: PostgresStore) -> None:
-    """Its sender asks once more after the run has finished, and must not hear that it takes nothing more."""
+    """The sender repeats the signal after the run has finished, and must not get the error that the run has ended."""
     parked(store, "r")
     event_id, body = uuid.uuid4().hex, SignalReceived("t", payload(1), "ann")
     assert store.post("r", None, body, event_id=event_id, now=T0)

@@ -1,4 +1,7 @@
-"""The schema on PostgreSQL: made once by whoever comes first, refused when it is not ours, and what somebody has changed is named."""
+"""The schema on PostgreSQL.
+
+The first process creates it, a foreign schema is refused, and changes by hand are named.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +137,7 @@ INSERT INTO perdure_pruned (number, run_id, status, events, agent, tenant, head,
 SELECT t.number, t.run_id, t.status, t.events, 'a', 't', coalesce(r.head, ''), 1, 1, 1, 'ann'
 FROM ({}) AS t (number, run_id, status, events) LEFT JOIN perdure_runs AS r ON r.id = t.number
 """
-# What nobody may do, and the trigger that refuses it.
+# Forbidden changes, and the trigger that refuses each of them.
 FORBIDDEN = [
     ("perdure_chain_no_change", "DELETE FROM perdure_chain", "perdure_chain is append-only"),
     ("perdure_events_no_update", "UPDATE perdure_events SET data = '{}' WHERE seq = 1", "append-only"),
@@ -228,7 +231,8 @@ def lived(store: PostgresStore) -> PostgresStore:
     return store
 
 
-WRITING = {"perdure_runs_copied_chained", "perdure_runs_chained"}  # they refuse nothing: test_journal_chain.py has what they write
+# They refuse nothing: test_journal_chain.py tests what they write.
+WRITING = {"perdure_runs_copied_chained", "perdure_runs_chained"}
 
 
 def test_every_trigger_has_its_forbidden_write() -> None:
@@ -237,7 +241,7 @@ def test_every_trigger_has_its_forbidden_write() -> None:
 
 @pytest.mark.parametrize(("trigger", "sql", "rule"), FORBIDDEN)
 def test_the_database_itself_refuses_to(lived: PostgresStore, trigger: str, sql: str, rule: str) -> None:
-    """… change what is settled, whoever asks; and without the trigger nothing would."""
+    """The database refuses to change settled rows for every user; without the trigger it would not."""
     table = dict(TRIGGERS)[trigger]
     with raw(lived.url) as outside:
         if trigger.endswith("_open"):

@@ -1,4 +1,7 @@
-"""The statements of the PostgreSQL dialect: the same as SQLite's where the logic asks, understood by the server, and fast by the indexes."""
+"""The statements of the PostgreSQL dialect.
+
+The same names as in SQLite, valid on the server, and fast with the indexes.
+"""
 
 from __future__ import annotations
 
@@ -214,7 +217,7 @@ def planned(postgres: Server) -> Iterator[psycopg.Connection[Any]]:
     opened(url).close()
     with raw(url) as connection:
         connection.execute(CROWD)
-        connection.execute("SET enable_seqscan = off")  # whole tables are read only by what has no index to go by
+        connection.execute("SET enable_seqscan = off")  # only statements without an index then read whole tables
         yield connection
 
 

@@ -1,4 +1,7 @@
-"""Creating and claiming in one statement each on PostgreSQL, where there is nothing to weigh: the same as in a transaction, and less of it."""
+"""Creating and claiming a run with one statement each on PostgreSQL.
+
+The same result as in a transaction, with less work.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from tests.conformance.suite import RELEASED, T0, Held, claim_one, found, new_ru
 from tests.servers.postgres import Server
 from tests.unit.postgres_tools import Gate, cleared, opened, raw
 
-from perdure.core.events import RunClaimed, RunSucceeded, SignalReceived, ThoughtRecorded
+from perdure.core.events import RunClaimed, RunCreated, RunSucceeded, SignalReceived, ThoughtRecorded
 from perdure.core.identity import genesis, link
 from perdure.errors import NotFound
 from perdure.settings import Queue
-from perdure.store.api import Claimed, Committed, RowChange, RunRow
+from perdure.store.api import Claimed, Committed, RowChange, RunRow, Served
 from perdure.store.claims import Claims
 from perdure.store.postgres import claims
 from perdure.store.postgres.claims import Taking, _Lost
@@ -43,7 +46,7 @@ def store(postgres: Server) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def statements(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of all statements from here on; not those of the thread that listens for rings."""
+    """The names of all statements from here on, without the thread that listens for rings."""
     names: list[str] = []
     plain, here = PostgresCursor._run, threading.get_ident()
 
@@ -168,7 +171,10 @@ def test_whoever_was_too_slow_looks_again_before_everything_is_weighed(
 def test_what_a_lost_statement_takes_late_is_driven_beside_what_was_taken_since(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, under_way: bool
 ) -> None:
-    """Its rows were locked when the transaction looked, and it passed them by. One that is still under way is waited for."""
+    """Its rows were locked when the transaction ran, so the transaction skipped them.
+
+    A statement under way is waited for.
+    """
     for run_id in ("r1", "r2"):
         store.create_run(new_run(run_id))
     gate = Gate(store.url)
@@ -302,7 +308,7 @@ def test_an_id_that_is_taken_is_no_new_run(store: PostgresStore) -> None:
 
 
 def test_the_id_of_a_run_that_is_just_being_pruned_starts_nothing(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T14: the prune has deleted the run and not committed; whoever starts it again finds the run, or its tombstone."""
+    """T14: the prune has deleted the run and not committed; a new start finds the run or its tombstone."""
     store.create_run(new_run("r"))
     assert store.append([claim_one(store, "r").append(RunSucceeded(payload("done")), row=RowChange("succeeded"))]) == [Committed()]
     pruner = opened(store.url)
@@ -323,3 +329,32 @@ def test_the_id_of_a_run_that_is_just_being_pruned_starts_nothing(store: Postgre
     assert store.get("r") is None
     assert store.tombstone("r") is not None
     pruner.close()
+
+
+def test_runs_without_a_version_are_claimed_at_once_beside_others_of_their_agent(store: PostgresStore, statements: list[str]) -> None:
+    def queued(run_id: str, version: str) -> None:
+        new = new_run(run_id)
+        assert isinstance(new.created, RunCreated)
+        store.create_run(structs.replace(new, created=structs.replace(new.created, version=version)))
+
+    queued("r0", "")
+    assert [one.row.version for one in store.claim("w", [Served("a", "2")], 9, T0)] == ["2"]
+    assert "worker_by_id" in statements, "the first claim makes the line of the version, in a transaction"
+    for run_id, version in (("r1", ""), ("r2", "2"), ("r3", "")):
+        queued(run_id, version)
+    statements.clear()
+    taken = store.claim("w", [Served("a", "2")], 9, T0)
+    assert statements == ["claim_at_once"]
+    assert [(one.lease.run_id, one.row.version) for one in taken] == [("r1", "2"), ("r2", "2"), ("r3", "2")]
+    for one in taken:
+        assert one.row == found(store, one.lease.run_id)
+        assert one.events == tuple(store.read(one.lease.run_id))
+        assert one.events is not None
+        assert one.events[-1].body.version == ("" if one.lease.run_id == "r2" else "2")  # type: ignore[union-attr]
+        head = genesis(one.lease.run_id)
+        for stored in store.stored(one.lease.run_id):
+            head = link(head, stored.seq, stored.event_id.hex(), stored.ts, stored.epoch, stored.call, stored.cause, stored.data)
+        assert one.row.head == head, "the hash covers the version"
+        store.append([Held(one.lease, one.row.seq, one.row.head).append(RELEASED, row=RowChange("queued", release=True, ready_at=T0))])
+    assert store.claim("w", serving("a"), 9, T0) == [], "the claim has moved it to the line of its version"
+    assert len(store.claim("w", [Served("a", "2")], 9, T0)) == 3

@@ -1,4 +1,7 @@
-"""Statements straight through libpq: every kind of value arrives as it is, and what a server has forgotten is sent again whole."""
+"""Statements through libpq directly.
+
+Every value arrives unchanged, and a statement that the server forgot is sent again.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,7 @@ def test_the_second_of_two_sees_what_the_first_has_done_and_its_answer_is_the_an
 
 
 def test_each_of_two_has_a_look_of_its_own(connection: Connection, url: str) -> None:
-    """What somebody commits while the first one waits is seen by the second: in one statement it would not be."""
+    """The second statement sees what was committed while the first waited: a single statement would not."""
     connection.execute("CREATE TABLE IF NOT EXISTS looked (n bigint)")
     gate = Gate(url)
 
@@ -168,7 +171,7 @@ def test_two_that_the_server_has_forgotten_are_sent_whole(connection: Connection
 
 
 def test_two_whose_commit_fails_are_refused(connection: Connection) -> None:
-    """Both have answered by then: what they have written is judged when the transaction ends."""
+    """Both statements have answered by then: the constraint is checked at the end of the transaction."""
     ask(connection, b"CREATE TEMP TABLE t (n bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     for _ in range(2):
         with pytest.raises(psycopg.errors.UniqueViolation):

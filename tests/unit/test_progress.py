@@ -1,4 +1,7 @@
-"""`call.heartbeat`: progress is kept with the attempt, stored from time to time, recorded with its end, given to the next."""
+"""`call.heartbeat`.
+
+Progress is stored from time to time, recorded with the end of the attempt, given to the next attempt.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,8 @@ async def driven(made: Tool[..., Any], settings: Any = STAYS, where: Path | None
     return result, events
 
 
-# -- what is recorded, and what the next attempt gets ---------------------------------------------------------------------
+# -- what is recorded, and what the next attempt gets
+# -------------------------------------------------------------------
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
 def test_a_failed_attempt_records_its_last_progress_and_the_next_attempt_gets_it(sync: bool) -> None:
     seen: list[Any] = []
@@ -114,7 +118,7 @@ def test_a_reconcile_hook_gets_the_progress_of_the_attempt_in_doubt() -> None:
     @send.reconcile
     async def _(call: Call) -> Outcome:
         asked.append(call.last_progress)
-        call.heartbeat("of the hook")  # a hook has no progress of its own
+        call.heartbeat("of the hook")  # a hook has no progress
         return Outcome.happened("found")
 
     result, events = run(driven(send))
@@ -327,7 +331,7 @@ def test_a_parked_run_reads_the_stored_progress_of_an_attempt_that_was_cut_off_b
         async with perdure(where, [one], Clock(), keeping) as app:
             await app.drive("r", wait=False)  # the call waits for the rate limit, and the run is parked
             assert len(worker_of(app)._parked) == 1
-            # No worker writes such a row while the run is parked. Whatever the store has at a claim must be read.
+            # No worker writes such a row while the run is parked. But every stored row must be read at a claim.
             with closing(apsw.Connection(str(where))) as other:
                 other.execute("INSERT INTO perdure_progress SELECT id, 1, 1, '7', 1 FROM perdure_runs")
             assert await app.handle("r").result() == "done"

@@ -1,4 +1,4 @@
-"""Requests in the journal: packed to what is new in them, and made again to the byte."""
+"""Requests in the journal: packed to their new messages, and rebuilt byte for byte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Frame = dict[str, Any]
 
 
 class Journal:
-    """What a run's journal would hold of its requests, and what it gives back."""
+    """The requests of a run in its journal, and the requests that are rebuilt from it."""
 
     def __init__(self) -> None:
         self.prompts = Prompts()
@@ -64,7 +64,8 @@ class Journal:
         self.packed[number] = codec.encode(own)
 
 
-# -- whatever is asked comes back ------------------------------------------------------------------------------------------
+# -- every request is rebuilt
+# -------------------------------------------------------------------------------------------
 texts = st.one_of(
     st.sampled_from(["", "ok", LONG, LONG + "!", "\ud800 alone", "é 🙂 \u202e", '"quoted"', "\\ud800 in words", "\x00"]),
     st.text(max_size=20),
@@ -82,8 +83,8 @@ frames = st.lists(
     min_size=1,
     max_size=3,
 )
-# What a program does to its conversations: goes on with one, begins another, branches off, edits, repeats, slides along, or hears of
-# something that it then says.
+# What a program does with its conversations: it continues one, begins another, branches, edits, repeats, drops the
+# oldest messages, or learns of a text that it then uses.
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(0, 2), st.lists(messages, max_size=3)),
@@ -99,7 +100,7 @@ steps = st.lists(
 
 
 def drive(journal: Journal, happens: Sequence[tuple[Any, ...]], framed: Sequence[Frame]) -> list[tuple[Frame, list[Message]]]:
-    """Take the steps, and ask after each; what was asked."""
+    """Take the steps, with a request after each. Returns the requests."""
     talks: list[list[Message]] = [[], [], []]
     asked: list[tuple[Frame, list[Message]]] = []
     for kind, which, *rest in happens:
@@ -141,7 +142,7 @@ def test_every_request_comes_back_to_the_byte_and_is_canonical(happens: list[tup
 @settings(max_examples=100, deadline=None)
 @given(steps, frames)
 def test_the_same_requests_are_packed_to_the_same_bytes(happens: list[tuple[Any, ...]], framed: list[Frame]) -> None:
-    """Also where the messages are other objects, as they are on a replay."""
+    """Also if the messages are other objects, as on a replay."""
     first, second = Journal(), Journal()
     drive(first, happens, framed)
     drive(second, [tuple(copied(part) for part in step) for step in happens], framed)
@@ -212,7 +213,7 @@ def test_messages_that_are_made_anew_for_every_request_are_not_kept_for_ever() -
 
 # -- what an agent may do to its messages ----------------------------------------------------------------------------------
 def test_arguments_that_were_changed_after_they_were_sent_are_seen() -> None:
-    """A message is frozen, and the arguments in it are a dictionary all the same."""
+    """A message is frozen, but its arguments are a dictionary."""
     journal = Journal()
     wanted: dict[str, Any] = {"order": "o-1", "n": 1}
     talk = [User("?"), Assistant("", (ToolUse("1", "look", wanted),))]
@@ -241,7 +242,8 @@ def test_a_request_that_cannot_be_journaled_leaves_no_trace(monkeypatch: pytest.
     assert journal.unpack(number) == journal.whole[number]
 
 
-# -- a journal that is not what it was -------------------------------------------------------------------------------------
+# -- a journal that was changed
+# -----------------------------------------------------------------------------------------
 def conversation() -> Journal:
     journal = Journal()
     result = journal.record(LONG)
@@ -278,7 +280,10 @@ DAMAGE: dict[str, tuple[int, Callable[[dict[str, Any]], object]]] = {
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_a_request_that_was_tampered_with_is_told(what: str) -> None:
-    """It ends, and it is told: nothing damaged is shown as what was asked, and no circle is followed for ever."""
+    """There is an error.
+
+    No damaged request is shown as the real one, and no circle of references is followed for ever.
+    """
     journal = conversation()
     assert all(journal.unpack(number) == journal.whole[number] for number in (1, 2, 3))
     which, change = DAMAGE[what]
@@ -288,7 +293,7 @@ def test_a_request_that_was_tampered_with_is_told(what: str) -> None:
 
 
 def test_a_damaged_journal_cannot_fill_the_memory() -> None:
-    """Forty requests, each twice the one before."""
+    """Forty requests, each twice as large as the one before."""
     journal = Journal()
     journal.ask([User("hello")])
     for number in range(2, 42):

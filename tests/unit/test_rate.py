@@ -1,4 +1,4 @@
-"""How often something may be started: never more than the burst at once, and never more than the limit on average."""
+"""Rate limits: never more starts at once than the burst, and never more on average than the limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T0 = 1_700_000_000 * SECOND
 
 
 class Line:
-    """What a store remembers of one key, and a wall clock that can be set; real time is what counts."""
+    """What a store has for one key, and a wall clock that can be set; only real time counts."""
 
     def __init__(self, rate: Rate) -> None:
         self.rate = rate
@@ -31,7 +31,7 @@ class Line:
         self.run(0)
 
     def run(self, us: int) -> None:
-        """Let real time pass; whoever's time has come starts at that very moment."""
+        """Let real time pass; each caller starts exactly at its time."""
         wall = self.real + self.offset
         due = sorted(at for at in self.waiting if at <= wall + us)
         self.starts += [max(at, wall) - self.offset for at in due]

@@ -1,4 +1,4 @@
-"""The model → tools loop: what is called, what the model is told, and what the journal says about it."""
+"""The loop of a ReAct agent: which tools are called, what the model is told, and what the journal says."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_tools_of_one_answer_are_called_at_the_same_time():
             return await app.run(host, "go")
 
     assert run(main()) == "met"
-    assert model.told == ["0", "1", "2"]  # in the order of the uses, whoever was first
+    assert model.told == ["0", "1", "2"]  # in the order of the tool uses, whichever ended first
 
 
 @pytest.mark.parametrize("value", [0, "", False, None, [], {}])
@@ -148,11 +148,12 @@ def test_text_that_no_provider_takes_is_escaped_for_the_model_and_kept_in_the_jo
     assert model.asked[0].messages == (User("re\\udc00ad"),)
 
 
-# --- what went wrong, as what it is ---------------------------------------------------------------------------------------------
+# --- failures and their meaning
+# ----------------------------------------------------------------------------------------
 
 
 def told_of(failing: Any, arguments: dict[str, Any] | None = None) -> ToolResult:
-    """What the model hears of a tool that it wants used."""
+    """What the model learns about a tool that it asked for."""
     model = Model([wants((failing.name, arguments or {})), "ok"])
     asker = ReAct("asker", model=model, tools=[failing])
 
@@ -868,7 +869,8 @@ def test_a_second_app_goes_on_in_the_middle_of_a_turn(tmp_path):
     assert model.told == ['{"cents":500,"order":"o-1"}', "paid 5"]
 
 
-# --- what a long conversation costs -----------------------------------------------------------------------------------------------------
+# --- the cost of a long conversation
+# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.full

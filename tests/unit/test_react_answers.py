@@ -1,4 +1,4 @@
-"""Whatever a model answers, the conversation stays one that its provider takes, and nothing is called that it did not ask for."""
+"""Any answer of a model: the provider accepts the next request, and only tools that the model asked for are called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.store.api import RunRow
 
 
 def finished(model: Model, *, tools: list[Any] | None = None, **more: Any) -> RunRow:
-    """The row of a run with this model, which its journal replays to the same end without anybody being asked."""
+    """The row of a run with this model. Its journal replays to the same end without a request."""
     agent = ReAct("agent", model=model, tools=[add] if tools is None else tools, **more)
 
     async def main() -> RunRow:
@@ -68,7 +68,7 @@ def test_ids_are_made_unique(ids):
     assert isinstance(said, Assistant)
     assert len({use.id for use in said.uses}) == 3
     assert all(0 < len(use.id) <= 256 for use in said.uses)
-    assert said.raw is None  # it would tell the provider of other ids than the uses have
+    assert said.raw is None  # it would give the provider other ids than the tool uses have
     assert [(one.id, one.text) for one in results(model)] == [(use.id, str(at + 1)) for at, use in enumerate(said.uses)]
 
 

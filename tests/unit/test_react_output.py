@@ -1,4 +1,4 @@
-"""Answers of a type: what the model is shown, what is taken, and what it is told when it does not fit."""
+"""Answers with a type: what the model sees, what is accepted, and what the model is told about a wrong answer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Tree(pydantic.BaseModel):
 
 
 def of(output: Any, model: Model, **more: Any) -> tuple[Any, ReAct]:
-    """What a run gives whoever waits for it, and again from the journal alone."""
+    """The result of a run for a caller, and again from the journal alone."""
     agent = ReAct("typed", model=model, tools=[add], output=output, **more)
 
     async def main() -> Any:

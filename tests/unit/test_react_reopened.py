@@ -66,7 +66,7 @@ def test_a_request_that_failed_is_made_again_and_the_answers_before_it_are_not()
 
 
 def test_after_a_rewind_to_any_event_answers_are_reused_and_the_conversation_is_right():
-    """Each time the model is asked only what it was not asked before, and no page is read twice."""
+    """Each time the model gets only new requests, and no page is read twice."""
     log: list[str] = []
     pages = [wants(("read_page", {"page": page}), text=f"I need {page}. {LONG}") for page in ("one", "two")]
     model = ByTurn([*pages, *[Fatal("no credit") for _ in range(40)]], retry=Retry(attempts=1))

@@ -1,4 +1,7 @@
-"""A conversation after its run has ended, however it has: what is left hanging is answered with what is known, and it can be continued."""
+"""A conversation after the end of its run.
+
+Open calls get a text with what is known, and the conversation can continue.
+"""
 
 from __future__ import annotations
 

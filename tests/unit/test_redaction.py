@@ -1,4 +1,7 @@
-"""Redacted exports: a value that a rule names is nowhere in the file, in no encoding; and the copy says what it is."""
+"""Redacted exports.
+
+A value that a rule finds is nowhere in the file, in no encoding; and the copy says that it is redacted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Retry and rewind: where a run goes back to, what is refused with which words, and that nothing that has happened happens again."""
+"""Retry and rewind.
+
+To which event a run goes back, what is refused with which words, and that no effect happens twice.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _ONCE = Retry(attempts=1)
 
 
 class World:
-    """Services that fail as they are told. `log` has each effect, and `keys` the key of each attempt."""
+    """Services that fail on request. `log` has each effect, and `keys` the key of each attempt."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -90,7 +93,7 @@ def scenario(
                 if begin is not None:
                     await begin(app)
                 await test(app)
-                # Whatever people did: the journals are sound, and the other tables agree with them.
+                # Whatever people did, the journals are sound, and the other tables agree with them.
                 for row in app.store.list(Filter()):
                     assert verify_run(app.store, row).problem is None
 
@@ -713,7 +716,8 @@ def test_code_that_asks_for_other_calls_before_the_point_is_found_before_anythin
     run(go_on(before))
 
 
-# -- what the agent gets ------------------------------------------------------------------------------------------------
+# -- what the agent gets
+# ------------------------------------------------------------------------------------------------
 def test_after_a_rewind_results_are_reused_by_tool_and_arguments():
     world = World()
     put = world.tool("put", "once")
@@ -741,7 +745,10 @@ def test_after_a_rewind_results_are_reused_by_tool_and_arguments():
 
 
 def test_a_new_call_at_an_event_where_the_old_code_asked_for_nothing_is_a_new_call():
-    """The event is before the one to which the run goes back. The call must not get the number, and so the result, of a superseded one."""
+    """The event is before the event to which the run goes back.
+
+    The call must not get the number, and so the result, of a superseded call.
+    """
     world = World()
     put = world.tool("put", "once")
 
@@ -1008,7 +1015,7 @@ def test_children_of_a_run_that_was_ended_by_force_are_not_started_again_when_it
         before = await journal(app)
         start = next(event for event in before if isinstance(event.body, ChildStarted))
         await app.rewind("r", start.cause or 0)
-        # The child was cancelled, and that is what the agent hears. A retry then lets the child go on.
+        # The child was cancelled, and the agent learns this. A retry then lets the child go on.
         assert await ended(app) == "failed"
         done = await app.retry("r")
         assert [child.run_id for child in done.children] == ["r/1"]

@@ -1,4 +1,7 @@
-"""Replay and divergence: the code asks for what the journal has, or the run stops and says where and how they part (G7)."""
+"""Replay and divergence.
+
+The code asks for the calls of the journal, or the run stops and names the difference (G7).
+"""
 
 from __future__ import annotations
 
@@ -308,7 +311,7 @@ def test_a_timer_that_is_set_in_another_place_is_found_by_its_number(tmp_path: P
 
 
 def test_other_code_beyond_the_frontier_is_free(tmp_path: Path) -> None:
-    """What has not been recorded yet may change: only what was recorded binds."""
+    """Only recorded calls bind the code: later calls may change."""
 
     async def rewritten_end(run: Run) -> str:
         run.note(f"found {await look('a')}")
@@ -332,7 +335,7 @@ def test_the_agents_own_version_does_not_matter_to_the_comparison(tmp_path: Path
 
 @pytest.mark.parametrize("cut", range(2, 12))
 def test_every_prefix_of_a_journal_replays_to_its_frontier(tmp_path: Path, cut: int) -> None:
-    """A crash may leave any prefix that ends with a whole commit; a statement that is missing there is pending."""
+    """A crash may leave any prefix that ends with a complete commit; a missing statement is pending."""
     events = run(half_way(tmp_path / "db", ManualClock()))
     frontier = replayed(events[:cut], original)
     stated = {event.seq: event for event in events if event.type in ("tool_call_initiated", "thought_recorded") and event.seq > cut}

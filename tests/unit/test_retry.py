@@ -1,4 +1,4 @@
-"""What a failed attempt means for its call: another one, a doubt, or the end."""
+"""What follows from a failed attempt: another attempt, a doubt, or the failure of the call."""
 
 from __future__ import annotations
 

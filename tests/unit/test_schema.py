@@ -1,4 +1,4 @@
-"""Whether a value fits a JSON Schema, and what is said when it does not."""
+"""Does a value fit a JSON Schema, and what does the message say if it does not?"""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_each_keyword_lets_in_what_fits_and_nothing_else(schema, fits, does_not)
         ("c", {"enum": ["a", "b"]}, 'must be "a" or "b"'),
         (2, {"const": 1}, "must be 1"),
         (1.5, {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "must be a whole number or null"),
-        # Of a union, what the one says that was obviously meant.
+        # For a union, the error of the choice that was obviously intended.
         (0, {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}, "must be a whole number of at least 1"),
         ({}, {"required": ["cents"]}, "the field cents is missing"),
         ({"b": 1}, {"properties": {"a": {}}, "additionalProperties": False}, "the field b is unknown; there may be a"),
@@ -108,7 +108,7 @@ def test_what_is_unknown_is_not_refused():
     assert wrong(1, {"type": "integer", "format": "date", "x-mine": False, "uniqueItems": True}) is None
     assert wrong(1, {"$ref": "#/$defs/Nothing"}) is None
     assert wrong("a", {"type": "decimal"}) is None
-    assert wrong("a", {"pattern": r"\p{Letter}("}) is None  # a pattern of another dialect
+    assert wrong("a", {"pattern": r"\p{Letter}("}) is None  # a pattern in another dialect
 
 
 def test_a_schema_that_refers_to_itself_ends():
@@ -331,7 +331,7 @@ def test_text_has_the_format_that_its_tool_reads_it_in(name, kind, fits, does_no
     assert [text for text in does_not if wrong(text, schema) is None] == []
     assert str(wrong("x", schema)).startswith("must be a ")
     assert wrong("x", schema) == wrong(5, schema)
-    assert wrong(5, {"format": name}) is None  # of text alone
+    assert wrong(5, {"format": name}) is None  # formats apply only to text
     assert wrong(f"{fits[0]}\n", schema) is not None
 
 
@@ -400,7 +400,7 @@ def test_a_decimal_in_text_is_a_number(text):
     fields = schema["properties"]
     assert str(problem(text, fields["price"], {})).startswith("must be text that matches ")
     assert problem([text], fields["prices"], {}) is not None
-    assert problem(text, fields["any_number"], {}) is None  # the tool itself has the last word
+    assert problem(text, fields["any_number"], {}) is None  # the tool itself makes the final check
     assert problem(text, fields["word"], {}) is None
 
 

@@ -1,4 +1,4 @@
-"""The quick set and the full one: `make test` runs one real process for each kind of boundary and fault, and no other of its kind."""
+"""The quick set and the full set: `make test` runs exactly one real process for each kind of boundary and fault."""
 
 from __future__ import annotations
 

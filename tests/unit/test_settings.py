@@ -1,4 +1,4 @@
-"""Where settings come from, in which order, and what is said about a wrong one."""
+"""Where settings come from, in which order, and the errors about wrong settings."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_in_the_environment_tables_are_json_and_lists_have_commas(tmp_path):
         PERDURE_WEBHOOK_URL="https://a.example.com/",
         PERDURE_WEBHOOK_SECRET="hush",
     )
-    # A stronger source replaces the whole table: of two half ones nobody could say what holds.
+    # A stronger source replaces the whole table: with a merged table, it would be unclear which value counts.
     assert settings.queues == {"reports": Queue(concurrency=7, per_tenant=2)}
     assert settings.roles == {"legal": ("eve",)}
     assert settings.webhook_hosts == ("a.example.com", "b.example.com")

@@ -1,4 +1,7 @@
-"""Keys of journals that share an account at a provider: different effects have different keys, and the same effect keeps its own."""
+"""Keys of journals that share an account at a provider.
+
+Different effects have different keys; the same effect keeps its key.
+"""
 
 from __future__ import annotations
 

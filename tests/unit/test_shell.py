@@ -1,4 +1,4 @@
-"""Commands that a reader is told to type: in every shell each word is what it was made of, and nothing is executed."""
+"""Suggested commands: in every shell, each word has its original text, and nothing else is executed."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def read(shell: str, folder: Path, lines: list[str]) -> list[list[str]]:
 
 
 def words_of_chance(count: int) -> list[str]:
-    """Words of what shells act on, the same ones in every run of the tests."""
+    """Random words of characters that shells interpret, the same in every test run."""
     chance = random.Random(14)
     letters = "'\"\\$`!;&|<>(){}[]*?~#=%^@+-:/., aé"
     return ["".join(chance.choices(letters, k=chance.randint(1, 9))) for _ in range(count)]
@@ -191,7 +191,10 @@ UNQUOTED = re.compile(rf"\bperdure (?:{'|'.join(VERBS)})(?: [^\s;,`()\0]*[^\s;,`
 
 
 def test_no_source_puts_a_value_into_a_command_by_itself() -> None:
-    """`shell.command` does it, and quotes it: what is interpolated into the text of a command would be read by the shell."""
+    """`shell.command` inserts and quotes values.
+
+    A shell would interpret a value that is put into the text directly.
+    """
     files = sorted(SOURCES.rglob("*.py"))
     assert [f"{file}: {found}" for file in files for found in unquoted(file.read_text("utf-8"))] == []
 
@@ -204,7 +207,7 @@ def test_such_a_source_would_be_found(source: str) -> None:
 
 
 def unquoted(source: str) -> list[str]:
-    """The texts with a command into which a value is put as it is."""
+    """The texts with a command into which a value is put without quotes."""
     found = []
     for node in ast.walk(ast.parse(source)):
         text = ""

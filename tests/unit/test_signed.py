@@ -1,4 +1,7 @@
-"""Signed heads: who can write to the whole database, and compute every hash again, still cannot rewrite what was signed."""
+"""Signed heads.
+
+A user who can write to the whole database, and compute every hash again, cannot change what was signed.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,7 @@ def test_a_journal_that_was_edited_and_computed_again_is_found_and_the_run_is_na
     parks(store, "b")
     notary.sign(store)
     hand.forge(*rewritten(store, "b", b'"paid"', b'"lost"', hand.is_postgres))
-    sound(store)  # nothing in the database shows it: every hash and the whole chain were computed again
+    sound(store)  # the database does not show it: every hash and the whole chain were computed again
     assert all(_sound(store, row) for row in store.list(Filter()))
     problems = notary.problems(store)
     assert len(problems) == 2
@@ -283,7 +286,7 @@ def test_every_flipped_bit_of_the_file_is_found(notary: Notary) -> None:
     for place in range(len(good) - 1):
         notary.file.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         book = notary.book()
-        # If the line end before the last statement is lost, what is left looks like a statement that was not finished.
+        # If the line end before the last statement is lost, the rest looks like an unfinished statement.
         assert book.problem is not None or book.torn_bytes, place
     store.close()
 
@@ -295,7 +298,7 @@ def test_a_statement_of_another_key_is_refused(notary: Notary, tmp_path: Path) -
     (tmp_path / "other").mkdir()
     other = Notary(tmp_path / "other")
     assert "signed by another key" in str(Book.read(notary.file, other.public).problem)
-    # Somebody signs the same with a key of their own, and gives it the name of the right key.
+    # A forger signs the same statement with another key, and gives it the id of the right key.
     other.sign(store)
     other.file.write_bytes(other.file.read_bytes().replace(other.public.id.encode(), notary.public.id.encode()))
     assert "the signature is not right" in str(Book.read(other.file, notary.public).problem)
@@ -543,7 +546,7 @@ def test_a_root_is_that_of_rfc_6962_and_depends_on_every_leaf() -> None:
 
 
 def rewritten(store: Store, run_id: str, old: bytes, new: bytes, is_postgres: bool) -> list[str]:
-    """The statements of someone who edits an event, and computes all hashes of the run and the whole chain again."""
+    """The statements after a user has edited an event and computed all hashes of the run and the whole chain again."""
 
     def quote(data: bytes) -> str:
         return f"'\\x{data.hex()}'::bytea" if is_postgres else f"x'{data.hex()}'"

@@ -1,4 +1,7 @@
-"""Specimens: an exported run in another journal, to be looked at. No worker drives it, and it takes nothing."""
+"""Specimens: an exported run in another journal, for people to look at.
+
+No worker drives it, and it accepts no post.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def zoos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Callable[[str], Any]]]:
-    """An empty journal, and a hand at the prompt of its database."""
+    """An empty journal, and direct SQL on its database."""
     if request.param == "sqlite":
         store = open_store(f"sqlite:///{tmp_path}/here.db")
         connection = apsw.Connection(str(tmp_path / "here.db"))

@@ -1,4 +1,4 @@
-"""What a process loads before it can do anything: every start waits for it."""
+"""Which modules a process loads before it can work: every start waits for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs that are started together share commits, and nothing else: each is created once, refused alone, or not at all."""
+"""Runs that are started together share only their commits.
+
+Each is created once, or refused without affecting the others.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +117,7 @@ def test_the_same_id_twice_in_one_go_is_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("together", [1, 3])
 def test_ctrl_c_in_the_middle_of_the_commit_leaves_nobody_waiting(together: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """asyncio cancels the one who asked from a signal handler, and so between any two lines of ours."""
+    """asyncio cancels the caller from a signal handler, so between any two of our lines."""
     starting: list[asyncio.Task[object]] = []
     plain = SqliteDatabase.write
     errors: list[object] = []

@@ -1,4 +1,4 @@
-"""fold(events) → RunState: what a journal means, and which journals cannot be ours."""
+"""fold(events) → RunState: the meaning of a journal, and which journals perdure cannot have written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doorbell between processes: real pipes, real processes, real signals."""
+"""The bell between processes: real pipes, real processes, real signals."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_what_only_looks_like_a_bell_is_left_as_it_is(store: Store, path: Path) 
 def test_without_pipes_there_is_no_bell_and_that_is_said_once(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A disk that has no named pipes: the one thing here that cannot be had for real."""
+    """A disk without named pipes: the only condition here that cannot be real."""
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -324,7 +324,7 @@ def test_a_bell_that_is_taken_down_while_others_ring_it_writes_nothing_after_its
         thread.start()
     try:
         for _ in range(300):
-            PipeBell(PrivateFolder(tmp_path)).listen(lambda: None)()  # EBADF when nobody has that number yet
+            PipeBell(PrivateFolder(tmp_path)).listen(lambda: None)()  # EBADF if no file has that number yet
     finally:
         over.set()
         for thread in rings:

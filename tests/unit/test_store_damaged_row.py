@@ -1,4 +1,4 @@
-"""A run whose row is damaged stands in nobody's way: it is listed, named and left alone, and the others go on."""
+"""A run with a damaged row does not affect other runs: it is listed, named and not driven, and the others go on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def echo(run: Run, value: int) -> int:
 
 
 def damage(path: Path, run_id: str) -> None:
-    """As a flipped bit does: a column that holds what a STRICT table never takes."""
+    """Like a flipped bit: a column has a value that a STRICT table never accepts."""
     connection = apsw.Connection(str(path))
     connection.execute("PRAGMA writable_schema = ON")
     ((sql,),) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'perdure_runs'").fetchall()

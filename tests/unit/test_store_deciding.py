@@ -1,4 +1,7 @@
-"""Whoever decides at once, in whatever order and from wherever: one of them wins, and the journal says who."""
+"""Several people decide at once, in any order and from any process.
+
+The first decision counts, and the journal names it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ DECIDE: dict[str, Callable[[Store, str], object]] = {
 
 
 def settlements(events: list[Event]) -> Counter[str]:
-    """How often the journal says what became of each approval."""
+    """How many events settle each approval."""
     return Counter(event.body.approval for event in events if isinstance(event.body, ApprovalDecided | ApprovalExpired | ApprovalWithdrawn))
 
 
@@ -51,14 +54,14 @@ def test_of_all_who_decide_in_any_order_one_wins_and_the_journal_has_one_settlem
         names = [f"{n}-{m}" for m in range(EACH)]
         hand: Hand | None = hold(store, f"r{n}")
         for call, name in enumerate(names, 1):
-            # Nobody has named a tool: a yes cannot lapse or be withdrawn any more, so that the first word is the last one.
+            # No tool is named: a granted approval cannot expire or be withdrawn, so the first decision is final.
             assert hand is not None
             hand.write(asking(name, tool=None, expires_at=NOW + HOUR), call=call)
         steps = [(name, way) for name in names for way in DECIDE]
         chance.shuffle(steps)
         won: dict[str, str] = {}
         for name, way in steps:
-            if chance.random() < 0.05:  # the run changes hands meanwhile
+            if chance.random() < 0.05:  # the run changes its worker meanwhile
                 if hand is None:
                     hand = hold(store, f"r{n}")
                 else:
@@ -114,7 +117,7 @@ def test_two_who_decide_at_the_same_instant_through_connections_of_their_own(tmp
 
 
 def test_a_yes_is_used_or_withdrawn_but_not_both(tmp_path: Path) -> None:
-    """The holder starts the call while somebody gives it up: whoever comes second is refused."""
+    """The holder starts the call while the approval is withdrawn: the second of the two is refused."""
     url = f"sqlite:///{tmp_path}/journal.db"
     stores = [open_store(url), open_store(url)]
     hand = hold(stores[0], "r")

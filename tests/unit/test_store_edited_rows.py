@@ -1,4 +1,7 @@
-"""A row that somebody has edited is the trouble of its own run: the inbox, the courier, `verify` and `why` go on for everybody else."""
+"""A row that was edited by hand only affects its own run.
+
+The inbox, the notices, `verify` and `why` work for all others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A disk that is full, fails or lies, and a database that somebody else keeps locked: nothing acknowledged is lost, nothing lost is acknowledged."""
+"""A disk that is full, fails or lies, and a database that another program locks.
+
+No acknowledged write is lost, and no lost write is acknowledged.
+"""
 
 from __future__ import annotations
 

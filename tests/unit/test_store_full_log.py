@@ -1,4 +1,4 @@
-"""A disk that is full of the log itself: the write that finds it so is refused, the next one finds room, and nothing is lost."""
+"""The log itself has filled the disk: one write is refused, the next finds room, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.errors import StoreUnavailable
 from perdure.store.sqlite.store import SqliteStore
 
 NOW = 1_800_000_000_000_000
-ROOM = 20 * 4096  # far below the length at which SQLite empties a log by itself
+ROOM = 20 * 4096  # far below the length at which SQLite itself empties a log
 
 
 class SmallDisk(apsw.VFS):

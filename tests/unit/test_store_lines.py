@@ -1,4 +1,4 @@
-"""Lines of ready runs: fair between tenants, within limits over all workers, and no slower for what waits behind the first."""
+"""Lines of ready runs: fair between tenants, within limits over all workers, and fast even if many runs wait."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def store(path: Path) -> Iterator[Store]:
 
 
 def multiply(path: Path, run_id: str, copies: int, *, later_us: int = 0) -> None:
-    """As many more runs like this one, as rows alone: what is looked at here is how runs are found, not what is in them."""
+    """Many more runs like this one, only as rows: the tests are about how runs are found, not about their content."""
     with raw(path) as connection:
         connection.execute(
             """INSERT INTO perdure_runs (run_id, agent, version, tenant, queue, input_digest, status, ready_at, seq, head, epoch,
@@ -55,7 +55,7 @@ def multiply(path: Path, run_id: str, copies: int, *, later_us: int = 0) -> None
 
 
 def steps(path: Path, limit: int, served: list[Served], limits: dict[str, Queue] | None = None) -> int:
-    """How much SQLite works for one choice and one look at what is next: instructions of its virtual machine."""
+    """The work of SQLite for one claim and one query of the next ready time: instructions of its virtual machine."""
     connection, counted = raw(path), 0
 
     def count() -> bool:
@@ -92,7 +92,7 @@ def test_one_run_beside_ten_thousand_of_another_tenant_is_among_the_first_two(st
 def test_ten_thousand_runs_cost_a_claim_nothing_when_they_are(
     store: Store, path: Path, agent: str, version: str, ready_in_us: int, status: str
 ) -> None:
-    """… behind the first, asleep, or in a line that nobody serves."""
+    """Runs after the first of a line, runs that sleep, and runs in a line that is not served."""
     queue_run(store, "first")
     queue_run(store, "others", agent=agent, version=version, ts=NOW + ready_in_us)
     multiply(path, "others", 20)
@@ -112,7 +112,7 @@ def test_held_runs_are_counted_for_a_limit_without_reading_their_rows(store: Sto
 @pytest.mark.full
 @given(st.integers(2, 5), st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=12))
 def test_tenants_who_always_have_work_get_the_same_share_however_it_is_claimed(tenants: int, claims: list[tuple[int, bool]]) -> None:
-    """Whatever the sizes of the claims, and whether what was claimed is given up again: nobody is ever more than one run ahead."""
+    """With claims of any size, and with or without releases: no tenant is ever more than one run ahead."""
     store = open_store("sqlite://")
     sign_on(store, "w")
     made, had = 0, Counter({f"t{n}": 0 for n in range(tenants)})
@@ -164,7 +164,7 @@ def test_processes_that_claim_at_once_do_not_exceed_a_limit_together(store: Stor
     for n in range(40):
         queue_run(store, f"r{n}", tenant=f"t{n % 3}")
     processes = [python(_GREEDY, path, f"greedy{n}") for n in range(3)]
-    # They hold what they have got until all of them are done.
+    # They hold their runs until all of them are done.
     counts = [int(process.stdout.readline()) for process in processes if process.stdout is not None]
     for process in processes:
         assert process.stdin is not None
@@ -218,7 +218,7 @@ def test_an_older_journal_gets_its_runs_into_lines(path: Path) -> None:
 
 
 def test_new_runs_come_with_their_journals_and_one_that_is_damaged_without(store: Store, path: Path) -> None:
-    """Nobody asks for each of them again; what cannot be read is met by whoever drives that run, and by nobody else."""
+    """No second query for each run. Only the worker that drives a damaged run gets its error."""
     for run_id in ("sound", "damaged"):
         store.create_run(new_run(run_id))
     other = raw(path)

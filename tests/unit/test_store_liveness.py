@@ -1,4 +1,4 @@
-"""Dead workers are noticed by the kernel: real processes, real signals."""
+"""The kernel shows which workers are dead: real processes, real signals."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ def test_what_is_taken_from_a_dead_worker_before_anybody_has_noticed_its_death_k
 
 
 def test_who_posts_to_a_run_of_a_dead_worker_sees_that_no_worker_holds_it(store: Store, path: Path) -> None:
-    """What is posted goes into the journal at once then. An answer that is about an older state must not: see Control.resolve."""
+    """Then post is appended to the journal at once.
+
+    An answer about an older state must not be: see Control.resolve.
+    """
     process = python(_HOLD + _WAIT, path, T0)
     first_line(process)
     seen: list[str | None] = []
@@ -109,7 +112,10 @@ def test_a_lock_file_that_is_gone_proves_nothing_and_the_lease_decides(store: St
 
 
 def test_a_wall_clock_that_was_set_just_before_the_first_look_takes_no_run_from_a_worker_that_lives(store: Store, path: Path) -> None:
-    """By the wall clock it has been silent for an hour, and nobody here has ever heard it; but its process is there."""
+    """By the wall clock the worker has been silent for an hour, and this process has never seen it.
+
+    But its process exists.
+    """
     process = python(_HOLD + _WAIT, path, T0)
     first_line(process)
     an_hour_later = T0 + 3_600_000_000
@@ -121,8 +127,12 @@ def test_a_wall_clock_that_was_set_just_before_the_first_look_takes_no_run_from_
 
 
 def test_a_worker_that_could_not_sign_off_lives_as_long_as_its_process(store: Store, path: Path) -> None:
-    """A thread of its tool may still run after the app was closed: a lock that came free would prove a death that was none, "not found"
-    would be believed about the tool's call, and a `once` call made again."""
+    """A thread of its tool may still run after the app was closed.
+
+    If the lock became free, it would prove a false death.
+
+    Then "not found" would be believed about the tool's call, and a `once` call would be made again.
+    """
     process = python(_HOLD + _FAIL_TO_LEAVE + _WAIT, path, T0)
     first_line(process)
     assert store.reap("w", LEASE_US, T0 + 1) == 0, "its process is there"
@@ -175,7 +185,7 @@ def test_a_run_of_a_killed_worker_is_taken_over_by_its_id_without_waiting_for_an
     end(process)
     store.claim("w", serving("a"), 1, T0, run_id="r")
     assert claim_event(store, "r") == RunClaimed("w", name="host:1", takeover=True, proven_dead=True)
-    assert [row.run_id for row in store.inbox("w")] == ["r"]  # what was posted to the dead one is not lost
+    assert [row.run_id for row in store.inbox("w")] == ["r"]  # post to the dead worker's run is not lost
 
 
 def test_post_to_a_run_of_a_killed_worker_goes_into_its_journal(store: Store, path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Moving and pruning as the databases themselves see it: what a hand at a prompt may not do, what two at once may not do, and the views."""
+"""Moving and pruning at the level of the database.
+
+What a user with SQL may not do, what two processes may not do, and views.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ Ask = Callable[[str], list[tuple[Any, ...]]]
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Ask]]:
-    """A store, and a hand at the database's own prompt."""
+    """A store, and direct SQL on its database."""
     if request.param == "sqlite":
         store = open_store(f"sqlite:///{tmp_path}/journal.db")
         connection = apsw.Connection(str(tmp_path / "journal.db"))
@@ -77,7 +80,8 @@ def refused(ask: Ask, sql: str, words: str) -> None:
         ask(sql)
 
 
-# -- what the database refuses ----------------------------------------------------------------------------------------------
+# -- what the database refuses
+# ------------------------------------------------------------------------------------------
 FORGED = (
     "INSERT INTO perdure_pruned (number, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by) "
     "SELECT id, {run_id}, agent, tenant, {status}, {events}, head, 0, 0, 0, 'x' FROM perdure_runs WHERE run_id = '{of}'"
@@ -166,7 +170,7 @@ def test_a_guard_that_is_gone_is_named(journal: tuple[Store, Ask]) -> None:
 
 # -- SQLite alone --------------------------------------------------------------------------------------------------------------
 def test_an_old_process_gets_no_number_of_a_pruned_run(tmp_path: Path) -> None:
-    """SQLite gives the youngest number again, and the tombstone would let somebody else's events be deleted."""
+    """SQLite uses the youngest number again, and the tombstone would allow the deletion of another run's events."""
     store = open_store(f"sqlite:///{tmp_path}/journal.db")
     over(store, "r")
     store.prune(["r"], NOW + HOUR, by="ann", now=NOW)
@@ -487,7 +491,7 @@ def test_effects_have_the_request_the_response_and_the_key_of_every_call(journal
 
 
 def test_one_event_that_cannot_be_read_hides_no_other(postgres: Server) -> None:
-    """On SQLite there is none: it looks at the JSON itself."""
+    """On SQLite this cannot happen: it parses the JSON itself."""
     url = empty(postgres)
     store = open_store(url)
     hand = hold(store, "r")

@@ -1,4 +1,4 @@
-"""Opening a journal: what is set, what is refused, and that every refusal says what to do."""
+"""Opening a journal: which options are set, what is refused, and that every refusal says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates hold over all processes: real ones, which share a file and a clock."""
+"""Rates hold over all processes: real processes that share a file and a clock."""
 
 from __future__ import annotations
 

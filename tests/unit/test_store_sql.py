@@ -1,4 +1,7 @@
-"""What the store's logic does on any database, where the conformance suite does not reach: pages, and what somebody else did first."""
+"""The logic of the store on any database, beyond the conformance suite.
+
+Pages, and writes of other processes in between.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The store's logic and a dialect meet in names: each name that is used has its statement, and no statement is left that nobody uses."""
+"""The store's logic names statements, and a dialect has them.
+
+Each used name has a statement, and each statement is used.
+"""
 
 from __future__ import annotations
 

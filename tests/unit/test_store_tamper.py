@@ -1,4 +1,4 @@
-"""Append-only, and what happens when somebody has been at the file all the same."""
+"""The journal is append-only; and what happens if a user has changed the file anyway."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store(path: Path) -> Iterator[Store]:
     ],
 )
 def test_the_file_itself_refuses_to(store: Store, path: Path, sql: str, rule: str) -> None:
-    """… change, delete or slip in events, whoever asks."""
+    """The file refuses to change, delete or insert events, for every user."""
     hold_one(store, "r")
     before = store.stored("r")
     with raw(path) as other, pytest.raises(apsw.ConstraintError, match=rule):
@@ -89,7 +89,7 @@ def test_an_event_that_cannot_be_decoded_is_named(store: Store, path: Path, data
     tamper(path, f"UPDATE perdure_events SET data = {data} WHERE seq = 3")
     with pytest.raises(StoreCorrupt, match="event 3 of run r cannot be decoded"):
         store.read("r")
-    assert len(store.stored("r")) == 3  # verify still gets to see it, as it lies there
+    assert len(store.stored("r")) == 3  # verify still sees the row as it is stored
 
 
 def test_an_event_that_is_gone_is_named(store: Store, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A database of the first release, with runs in it: opened, brought up to date, and worked on."""
+"""A database of the first release with runs: it is opened, migrated and used."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_its_runs_go_on_with_everything_that_is_new(store: Store) -> None:
 
 # -- processes of the first release that are still open -------------------------------------------------------------------
 def start_as_before(connection: apsw.Connection, run_id: str) -> None:
-    """What the first release does to start a run."""
+    """Start a run as the first release does."""
     insert(connection, 90 + len(run_id), run_id, "queued", NOW, [RunCreated(run_id, "a", "1", "default", payload(1))])
 
 

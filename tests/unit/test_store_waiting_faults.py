@@ -1,4 +1,7 @@
-"""A COMMIT that reports an error although it took effect, and workers that die: nothing is decided, told or counted twice, nobody is forgotten."""
+"""A COMMIT that reports an error although it took effect, and workers that die.
+
+Nothing is decided, sent or counted twice, and no waiting run is forgotten.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ def store(tmp_path: Path, disk: FaultyDisk) -> Iterator[SqliteStore]:
 
 
 def lie_about_the_next_commit(store: SqliteStore) -> None:
-    """It takes effect, and COMMIT reports an error all the same."""
+    """The commit takes effect, but COMMIT reports an error."""
     writer = store._database._writer
     assert writer is not None
     writer.set_wal_hook(lambda *_: apsw.SQLITE_IOERR)

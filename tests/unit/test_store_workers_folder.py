@@ -1,6 +1,6 @@
-"""The folder of lock files and bells beside a SQLite journal: another user of the machine who can write to it, or made it, gains nothing.
+"""The folder of lock files and bells of a SQLite journal: another user who can write to it, or made it, gains nothing.
 
-The other user is real where the tests run as root: a process of the user `nobody`.
+If the tests run as root, the other user is real: a process of the user `nobody`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def workers(path: Path) -> Path:
 
 
 def attack(code: str, path: Path, worker: str = "w") -> None:
-    """What another user does to the lock of a worker in a folder that everybody can write to."""
+    """What another user does to the lock of a worker in a folder that all users can write to."""
     workers(path).chmod(0o777)
     output(python(_AS_NOBODY + code, workers(path), worker))
 
@@ -112,12 +112,12 @@ def test_another_user_who_swaps_a_lock_file_does_not_make_a_live_worker_look_dea
     attack(code, path)
     assert observer.reap("second", LEASE_US, T0 + 1) == 0, "a worker that was there before"
     assert "chmod 700" in refusal(path), "a worker that comes now"
-    workers(path).chmod(0o700)  # the owner does as told; what was planted is still there
+    workers(path).chmod(0o700)  # the owner does what the message says; the planted file is still there
     newcomer = open_store(f"sqlite:///{path}")
     newcomer.register("third", "host:3", 3, T0)
     for other, worker in ((observer, "second"), (newcomer, "third")):
         assert other.reap(worker, LEASE_US, T0 + 1) == 0
-    store.renew("w", T0 + 2)  # which puts its own lock in the place of what was planted
+    store.renew("w", T0 + 2)  # this puts its own lock in the place of the planted file
     for other, worker in ((observer, "second"), (newcomer, "third")):
         assert other.reap(worker, LEASE_US, T0 + 3) == 0
     assert found(store, "r").holder == "w"
@@ -140,7 +140,7 @@ def test_a_pipe_in_the_place_of_a_lock_file_holds_no_worker_up(path: Path, store
 
 
 def test_what_is_no_regular_file_is_no_lock(path: Path, store: Store) -> None:
-    """Also where it is our own: a pipe or a link that stands there by mistake proves nothing and holds nobody up."""
+    """Even our own: a pipe or a link there by mistake proves nothing and blocks no process."""
     hold_one(store, "r")
     lock, other = workers(path) / "w.lock", workers(path) / "other"
     other.touch(0o600)
@@ -235,7 +235,8 @@ stop = store.listen(lambda: print("rung", flush=True))
 print("ready", flush=True)
 time.sleep(600)
 """
-_IMPORTED_FIRST = "import perdure.store.sqlite.store, tests.conformance.suite\n"  # as root: nobody may not be able to read the sources
+# Imported as root: the user `nobody` may not be able to read the sources.
+_IMPORTED_FIRST = "import perdure.store.sqlite.store, tests.conformance.suite\n"
 
 
 @two_users

@@ -1,4 +1,4 @@
-"""Group commit: who shares a commit, who hears of it, and what a failure does."""
+"""Group commit: which writes share a commit, who gets the result, and what a failure does."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_a_hundred_runs_from_many_threads_are_all_committed_in_few_groups(store:
 
 
 class raw_lock:
-    """Somebody else's write transaction on the file."""
+    """A write transaction of another program on the file."""
 
     def __init__(self, store: CountedStore) -> None:
         assert store._database.path is not None

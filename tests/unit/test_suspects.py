@@ -1,4 +1,7 @@
-"""Runs whose workers died again and again: when one is called poison, how groups are made, and what people are told (T26, T34)."""
+"""Runs whose workers died repeatedly.
+
+When a run counts as poison, how groups are made, and what people see (T26, T34).
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,15 @@ A1 = Served("a", "1")
     ("crashes", "alone", "limit", "poison"),
     [
         (4, 4, 5, False),
-        (5, 5, 5, True),  # a run that nothing was ever beside
+        (5, 5, 5, True),  # a run that was always alone
         (5, 3, 5, True),
-        (9, 2, 5, False),  # seven deaths beside others and two alone: another run may have come along that kills workers
+        (9, 2, 5, False),  # seven deaths with others and two alone: another run may now kill the workers
         (900, 0, 5, False),
         (2, 2, 2, True),
         (2, 0, 2, False),
         (3, 1, 2, True),
         (1, 1, 1, True),
-        (9, 0, 1, False),  # however low the limit is: nobody is blamed who has never been alone with a death
+        (9, 0, 1, False),  # whatever the limit is: a run that was never the only suspect is not blamed
     ],
 )
 def test_a_run_is_poison_after_so_many_deaths_of_which_some_met_it_alone(crashes: int, alone: int, limit: int, poison: bool) -> None:
@@ -60,7 +63,7 @@ def test_a_run_is_poison_after_so_many_deaths_of_which_some_met_it_alone(crashes
         (5, 5.5, True),
         ({"part": 5, "of": 9}, {"part": 6, "of": 9}, True),
         ({"part": 5, "of": 9}, {"part": 5, "of": 9}, False),
-        ({"part": 5, "seen": 9}, {"part": 6, "seen": 8}, False),  # one further, one back
+        ({"part": 5, "seen": 9}, {"part": 6, "seen": 8}, False),  # one value further, one value back
         ({"part": 5, "etag": "a"}, {"part": 6, "etag": "b"}, True),
         ({"part": 5}, {"part": 6, "etag": "b"}, False),  # another thing is counted
         (["a"], ["a", "b"], True),
@@ -97,7 +100,8 @@ def test_a_group_takes_no_more_than_each_of_its_members_allows() -> None:
     assert not group.admits(2, 0), "one of them may be one of four"
 
 
-# -- what people are told ------------------------------------------------------------------------------------------------------
+# -- what people see
+# ----------------------------------------------------------------------------------------------------
 @pytest.fixture(params=["sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """Four runs that three workers in a row died with; a fourth worker holds two of them."""
@@ -177,7 +181,10 @@ def test_events_say_how_many_others_may_be_to_blame() -> None:
 
 # -- suspects and money -------------------------------------------------------------------------------------------------------
 def test_a_suspect_that_waits_for_money_makes_room_for_those_that_have_reserved_it(tmp_path: Path) -> None:
-    """After three deaths suspects are driven one at a time. The first of them waits for what the other two have reserved."""
+    """After three deaths suspects are driven one at a time.
+
+    The first of them waits for money that the other two have reserved.
+    """
     paying: list[int] = []
     quick = asyncio.Event()
 

@@ -159,7 +159,7 @@ def test_rejection_costs_and_top_ups_from_blocking_code() -> None:
 def test_another_version_goes_on_after_it_was_adopted(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'db'}"
     with Perdure(url, [doubler], settings=SETTINGS) as app:
-        app.start(doubler, 3, id="d")
+        app.start(doubler, 3, id="d", version="1")
     newer = agent(name="doubler", version="2")(doubler.fn)
     with Perdure(url, [newer], settings=SETTINGS) as app:
         with pytest.raises(WrongVersion):

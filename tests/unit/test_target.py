@@ -1,4 +1,4 @@
-"""TARGET to agent: what loads, what is said when it does not, and which recorded target is never loaded."""
+"""From a TARGET to an agent: what can be loaded, the errors, and which recorded targets are never loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DATABASE = "sqlite:///perdure.db"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A current folder of its own; modules loaded from it are forgotten afterwards."""
+    """A new current folder; modules that were loaded from it are unloaded afterwards."""
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -129,7 +129,8 @@ def test_loading_twice_gives_the_same_agent():
     assert load_target("support.py").agent is load_target("support.py:support").agent
 
 
-# --- what is said when it does not ------------------------------------------------------------------------------------------
+# --- the errors
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_file_is_not_found():
@@ -399,7 +400,7 @@ def test_a_group_of_this_user_alone_may_write_and_any_other_group_may_not(folder
     file.chmod(0o664)
     folder.chmod(0o775)
     assert allowed(f"{file}:support")
-    os.chown(file, -1, 54321)  # nobody can say who is in it
+    os.chown(file, -1, 54321)  # the members of this group are not known
     assert f"other users can write to {file}; " in recorded_refusal(f"{file}:support")
     shared = next(group for group in grp.getgrall() if any(user.pw_gid == group.gr_gid and user.pw_uid != 0 for user in pwd.getpwall()))
     os.chown(file, -1, shared.gr_gid)

@@ -153,7 +153,8 @@ def test_a_reason_can_be_journaled_whatever_it_holds():
     said.encode("utf-8")
 
 
-# --- what a declaration refuses ----------------------------------------------------------------------------------------------
+# --- declarations that are refused
+# -------------------------------------------------------------------------------------
 
 
 async def asynchronous(cents: int) -> bool:
@@ -238,7 +239,7 @@ def edit(pay: Tool[..., Any], **changes: Any) -> bytes:
 def test_an_edited_call_runs_with_the_very_bytes_that_were_approved():
     pay = paying(Approval(editable=("cents", "due")))
     edited = edit(pay, cents=400, due="2031-01-01T00:00:00+00:00")
-    # Binding would write this time as …Z; the digest that was approved is that of these bytes.
+    # Binding would write this time as …Z; the approved digest is the digest of these bytes.
     assert codec.decode(edited)["due"] == "2031-01-01T00:00:00+00:00"
     assert pay.arguments(edited)["due"] == datetime(2031, 1, 1, tzinfo=UTC)
     assert pay.arguments(edited)["cents"] == 400

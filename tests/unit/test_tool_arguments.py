@@ -1,4 +1,4 @@
-"""Arguments and results: what a live attempt gets is what a retry after a crash would get."""
+"""Arguments and results: a live attempt gets the same values as a retry after a crash."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_the_fast_path_is_fast():
 
     bind()
     microseconds = min(timeit.repeat(bind, number=2_000, repeat=7, timer=time.process_time)) / 2_000 * 1e6
-    assert microseconds < 8 * 3  # 4 on an idle machine; the factor is for one that is not
+    assert microseconds < 8 * 3  # 4 on an idle machine; the factor is for a busy machine
 
 
 def test_a_recorded_call_from_before_a_parameter_was_added_gets_its_default():

@@ -1,4 +1,4 @@
-"""What can be a tool, what its declaration says, and what it does when it is called outside an agent."""
+"""What can be a tool, what its declaration says, and what a call outside of an agent does."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ def test_a_type_checker_knows_arguments_and_results(tmp_path):
     )
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"), "user.py"]
     environment = None
-    if SOURCE.name == "src":  # installed, it is found by itself
+    if SOURCE.name == "src":  # an installed package is found without this
         environment = {**os.environ, "MYPYPATH": str(SOURCE)}
         # Nothing that is revealed comes from another package, and to read all of those takes ten times as long.
         command += ["--no-site-packages", "--disable-error-code=import-not-found"]

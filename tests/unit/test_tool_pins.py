@@ -1,4 +1,4 @@
-"""A pin changes with what a tool is to its caller, and with nothing else."""
+"""The pin of a tool changes if the tool changes for its callers, and for no other reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import pydantic
 import pytest
-from typing_extensions import TypedDict  # pydantic refuses the one of typing before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12 pydantic refuses the TypedDict of typing
 
 from perdure.core.retry import Retry
 from perdure.tool import Call, Outcome, Tool, tool
@@ -24,7 +24,7 @@ def retyped(order: str, cents: float = 5) -> None: ...
 def other_default(order: str, cents: int = 6) -> None: ...
 def no_default(order: str, cents: int) -> None: ...
 def with_call(order: str, call: Call, cents: int = 5) -> None:
-    """Documented, and told about its call: nothing that its caller would notice."""
+    """With a docstring and a `call` parameter: its caller notices no difference."""
 
 
 def pinned(fn: Any = charge, **options: Any) -> Tool[..., Any]:

@@ -1,4 +1,4 @@
-"""What an attempt uses, what it is expected to use, and how often a tool may start."""
+"""The usage of an attempt, its estimate, and how often a tool may start."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_tool_outside_an_agent_may_spend():
     assert seen == [Usage(usd_micros=10_000)]
 
 
-# --- what is expected --------------------------------------------------------------------------------------------------------
+# --- estimates -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Traps seen in published designs of this kind (GUARANTEES 6), each one a test named after it, on both stores.
+"""Mistakes in published designs of this kind (GUARANTEES 6): one test for each, named after it, on both stores.
 
-T16 to T20, T25 and T28 to T30 belong to approvals, notifications and models, and are tested with those.
+T16 to T20, T25 and T28 to T30 are about approvals, notifications and models, and are tested there.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def perdure(where: str, agents: Iterable[Agent[Any, Any]], clock: Clock | None =
 
 
 # Whoever beats every few seconds is silent to one that is used to more.
-IMPATIENT = msgspec.structs.replace(SETTINGS, lease_s=1.0)  # of its own beats a busy machine loses none in so long
+IMPATIENT = msgspec.structs.replace(SETTINGS, lease_s=1.0)  # a busy machine delays no heartbeat of its own for so long
 
 
 def intents(events: Sequence[Event]) -> list[ToolCallInitiated]:
@@ -164,7 +164,10 @@ def test_T3_a_falsy_result_is_a_result(where: str, falsy: Any) -> None:
 
 
 def test_T4_two_intended_identical_calls_are_two_calls(where: str) -> None:
-    """One after the other and in parallel; a key by arguments or by count of thoughts would collapse them."""
+    """One after the other and in parallel.
+
+    A key from arguments, or from a count of thoughts, would be the same for both.
+    """
     keys: list[str] = []
 
     @tool(effect="keyed")
@@ -207,7 +210,7 @@ def test_T5_the_parts_of_a_key_cannot_be_shifted(where: str) -> None:
 
 
 def test_T6_a_hole_below_the_last_completed_call_is_filled(where: str) -> None:
-    """Calls 2 and 3 have completed, call 1 has not: the crash leaves a hole, not a frontier behind call 3."""
+    """Calls 2 and 3 have completed, call 1 has not: the crash leaves a gap, not a frontier after call 3."""
     performed: list[str] = []
     hold = asyncio.Event()
 
@@ -383,7 +386,7 @@ def test_T11_a_clock_that_goes_back_changes_no_order(where: str) -> None:
 
 
 def test_T12_a_worker_that_lost_its_lease_is_refused_at_its_first_append(where: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The first worker is alive and has merely been silent; its result comes after somebody else has taken the run over."""
+    """The first worker is alive and was only silent; its result comes after another worker has taken over the run."""
     hold, performed = asyncio.Event(), list[str]()
 
     @tool(effect="idempotent")
@@ -604,7 +607,7 @@ def test_T21_three_calls_in_doubt_are_three_doubts(where: str) -> None:
 
 
 def test_T22_not_found_means_nothing_while_the_request_may_still_be_in_flight(where: str) -> None:
-    """The tool was told to stop and did not: its effect may come any moment, whatever the ledger says now."""
+    """The tool was told to stop and did not: its effect may come at any moment, whatever the ledger says now."""
     hold, asked = asyncio.Event(), list[int]()
 
     @tool(effect="once", timeout=0.01)
@@ -640,7 +643,10 @@ def test_T22_not_found_means_nothing_while_the_request_may_still_be_in_flight(wh
 
 
 def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str) -> None:
-    """Its lease ran out, but nobody has proven it dead: "not found" is believed only when its attempt can no longer be sending."""
+    """Its lease ended, but its death is not proven.
+
+    "not found" counts only when its attempt can no longer be sending.
+    """
     hold, asked, began = asyncio.Event(), list[float](), list[float]()
 
     @tool(effect="once", timeout=4.0)
@@ -685,7 +691,8 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str
 
     output, takeovers, asked_s, began_s = run(main())
     assert output == "paid by attempt 2"
-    # Whoever takes the run over asks at once and at the deadline. One takeover, unless a busy machine has silenced the second one too.
+    # The worker that takes over asks at once and at the deadline. There is one takeover, unless a busy machine has
+    # silenced the second worker too.
     assert 2 <= len(asked) <= 2 * takeovers + 1, "the one that was silent may ask too, before it hears that it has lost the run"
     assert 3.9 <= asked_s <= began_s
 
@@ -895,7 +902,7 @@ def test_T27_nothing_is_accepted_after_the_end(where: str) -> None:
             await app.run(actor, id="r")
             before = await app.handle("r").events()
             for late in (app.cancel("r"), app.unpause("r")):
-                with pytest.raises(RunEnded, match="takes nothing more"):
+                with pytest.raises(RunEnded, match="accepts no more post"):
                     await late
             with pytest.raises(Conflict):
                 await app.resolve("r", 1, happened="something else")
@@ -908,7 +915,10 @@ def test_T27_nothing_is_accepted_after_the_end(where: str) -> None:
 
 
 def test_T27_a_message_that_races_with_the_end_is_taken_or_refused_and_never_half_taken(where: str) -> None:
-    """A cancel in the very turn in which the run ends: either it is cancelled, or it has succeeded and nothing lies behind its end."""
+    """A cancel in the very turn in which the run ends.
+
+    Either the run is cancelled, or it has succeeded, with no event after its end.
+    """
     outcomes: set[str] = set()
 
     @tool(effect="read")

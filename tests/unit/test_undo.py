@@ -1,4 +1,4 @@
-"""Undoing a run: which calls, in which order, with what, and what stays."""
+"""Undoing a run: which calls, in which order, with which arguments, and which effects stay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.store.api import FINISHED
 
 
 class World:
-    """What the tools have done, and what has been undone."""
+    """The effects of the tools, and the effects that were undone."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -42,7 +42,7 @@ class World:
 
 
 async def undone(app: Perdure, run_id: str, **options: Any) -> list[str]:
-    """Undo the run, which must succeed; what the tools of the undo were, in order."""
+    """Undo the run, which must succeed. Returns the tools of the undo, in order."""
     row = await app.undo(run_id, **options)
     assert row.status == "succeeded", row
     state = await app.handle(undo_id(run_id)).state()
@@ -452,7 +452,7 @@ def test_a_hook_in_doubt_that_somebody_gives_up_is_asked_about_like_one_that_fai
         async with perdure(None, [acting]) as app:
             await app.run(acting, id="a")
             assert (await app.undo("a")).status == "needs_attention"
-            assert (await app.undo("a")).status == "needs_attention"  # nobody has become wiser
+            assert (await app.undo("a")).status == "needs_attention"  # nothing new is known
             await app.resolve("a/undo", 1, fail="nobody knows")
             assert (await app.undo("a")).status == "waiting_approval"
             assert world.log == ["back"]

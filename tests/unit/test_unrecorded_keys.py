@@ -1,4 +1,7 @@
-"""A key that nobody outside can know is not written down, and is the same key all the same; a digest stands where its arguments do not."""
+"""A key that no service can know is not recorded, but stays the same key.
+
+If the arguments are not recorded in an event, their digest is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Callers that wait for runs: one look serves all callers of an app, hints wake them, and no event is missed or told twice."""
+"""Callers that wait for runs.
+
+One read serves all callers of an app, hints wake them, and each event comes exactly once.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,7 @@ def transactions(url: str) -> int:
 
 
 async def least(count: Callable[[], int], seconds: float = 3.0) -> float:
-    """The least number in a second, of several spans: PostgreSQL tells of a session's transactions up to ten seconds later."""
+    """The smallest number per second over several spans: PostgreSQL reports transactions up to ten seconds late."""
     fewest = float("inf")
     async with asyncio.timeout(PATIENCE_S):
         for _ in range(8):

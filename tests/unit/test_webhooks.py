@@ -324,7 +324,8 @@ def test_a_receiver_that_hangs_is_given_up_and_the_line_is_cut(monkeypatch, firs
         threads = Threads(1)
         first_answer = await Endpoint(there.url, SECRET, ()).post(threads, "n-1", BODY, NOW)
         monkeypatch.setattr(webhook, "GIVE_UP_S", 60.0)
-        assert await Endpoint(calm.url, SECRET, ()).post(threads, "n-2", BODY, NOW) == Accepted()  # the one thread is free again
+        # The only thread is free again.
+        assert await Endpoint(calm.url, SECRET, ()).post(threads, "n-2", BODY, NOW) == Accepted()
         return first_answer
 
     with receiver(hang) as there, receiver() as calm:

@@ -1,4 +1,7 @@
-"""A worker among others: runs that it loses and gets back, post that it cannot read, a store that fails for a moment."""
+"""A worker among others.
+
+Runs that it loses and gets back, post that it cannot decode, a store that fails for a moment.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +42,12 @@ class Slow:
         self.agent: Agent[Any, Any] = slow
 
 
-# -- what is heard while it looks ---------------------------------------------------------------------------------------
+# -- rings during a query ---------------------------------------------------------------------------------------------
 def test_a_ring_that_one_waits_for_is_heard_by_everybody_who_was_just_looking() -> None:
-    """Somebody waits for a result while the same worker serves: the first who hears of a new run must not keep it from the other, which
-    would sleep until its next look."""
+    """A caller waits for a result while the same worker serves. Both must learn of a new run.
+
+    If only the first got the ring, the other would sleep until its next poll.
+    """
     case = Slow()
 
     async def main() -> None:
@@ -59,7 +64,7 @@ def test_a_ring_that_one_waits_for_is_heard_by_everybody_who_was_just_looking() 
 
 @pytest.mark.parametrize("what", ["a child", "a child from before", "its end", "a stop"])
 def test_who_drives_a_run_hears_at_once_what_concerns_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """Without a look from time to time, which is only for when nobody has said anything."""
+    """Without polling, which is only for missed rings."""
     monkeypatch.setattr(module, "_REAP_EVERY_S", 3600.0)
     begun, finish = asyncio.Event(), asyncio.Event()
 
@@ -70,7 +75,7 @@ def test_who_drives_a_run_hears_at_once_what_concerns_it(tmp_path: Path, monkeyp
 
     @tool(effect="read")
     async def settle_down() -> None:
-        await asyncio.sleep(0.01)  # and whoever waits for the run has done so
+        await asyncio.sleep(0.01)  # and the caller has begun to wait for the run
 
     @tool(effect="read")
     async def let_go() -> None:
@@ -104,7 +109,7 @@ def test_who_drives_a_run_hears_at_once_what_concerns_it(tmp_path: Path, monkeyp
             driving = asyncio.create_task(app.engine.drive("r", stop=stop))
             if what in ("its end", "a stop"):
                 await begun.wait()
-                await asyncio.sleep(0.01)  # whoever waits for it has settled down
+                await asyncio.sleep(0.01)  # the caller has begun to wait
             if what == "a stop":
                 stop.set()
                 await until(lambda: worker_of(app)._drives["r"]._core.closing is not None)
@@ -152,7 +157,7 @@ asyncio.run(main())
 
 
 def test_who_waits_for_a_result_while_its_worker_is_drained_goes_on_waiting_and_lets_the_loop_go_on(tmp_path: Path) -> None:
-    """In a process of its own: a loop that is never given back could not be timed out in this one."""
+    """In a separate process: a loop that is blocked could not be timed out in this process."""
     asked = [sys.executable, "-c", _DRAINED, f"sqlite:///{tmp_path}/db"]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, str([780] * 4)), done.stderr
@@ -191,7 +196,10 @@ def test_a_worker_that_gets_back_a_run_which_it_lost_in_its_sleep_drives_it_once
 
 
 def test_a_run_that_is_still_held_is_given_up_again_until_that_works(tmp_path: Path, monkeypatch, caplog) -> None:
-    """Refused once, as behind an append of its own that arrives late: held on to it would be nobody's, for as long as the worker lives."""
+    """The release is refused once, as after a late append of the same worker.
+
+    Without a retry, the run would stay held.
+    """
     monkeypatch.setattr(module, "AGAIN_AFTER_S", 0.05)
     case = Slow()
 

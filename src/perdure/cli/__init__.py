@@ -21,6 +21,7 @@ from perdure.cli import common
 # verb → (module, what the verb does). The descriptions are here so that `perdure --help` loads no verb module.
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("perdure.cli.run_verb", "Start a run, or resume the run with that id, and drive it here."),
+    "start": ("perdure.cli.start", "Start a run by its agent's name, without the code, for a worker to drive."),
     "resume": ("perdure.cli.resume", "Drive an existing run here."),
     "worker": ("perdure.cli.worker", "Serve the queue until SIGTERM, then drain."),
     "list": ("perdure.cli.list_runs", "Runs, newest first."),
@@ -37,6 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "pause": ("perdure.cli.pause", "Stop a run at its next step, until it is unpaused."),
     "unpause": ("perdure.cli.unpause", "Continue a run that is paused, needs attention or is over its budget."),
     "cancel": ("perdure.cli.cancel", "Ask a run to stop."),
+    "adopt": ("perdure.cli.adopt", "Let the code of another version go on with unfinished runs, one or many."),
     "retry": ("perdure.cli.retry", "Let runs that have failed or were cancelled go on, one or many."),
     "rewind": ("perdure.cli.rewind", "Let a run go on from an earlier event of its journal."),
     "undo": ("perdure.cli.undo", "Undo the calls of a finished run whose tools have compensate hooks."),
@@ -90,9 +92,7 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("rollback", "revert", "compensate", "saga"), _UNDO),
     **dict.fromkeys(("rerun", "restart", "redo", "redrive", "again"), _AGAIN),
     "requeue": "perdure retry RUN; a run that is paused or needs attention: perdure unpause RUN",
-    **dict.fromkeys(
-        ("start", "exec", "execute", "submit", "enqueue", "invoke"), "perdure run TARGET, with --detach for a worker to drive it"
-    ),
+    **dict.fromkeys(("exec", "execute", "submit", "enqueue", "invoke"), "perdure run TARGET, with --detach for a worker to drive it"),
     **dict.fromkeys(("continue", "recover", "go"), "perdure resume RUN"),
     **dict.fromkeys(("serve", "work", "up"), "perdure worker TARGET"),
     **dict.fromkeys(("suspend", "hold", "freeze"), "perdure pause RUN"),
@@ -101,7 +101,7 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("accept", "grant"), "perdure approve ID; the pending approvals: perdure approvals"),
     **dict.fromkeys(("deny", "decline"), "perdure reject ID --reason TEXT; the pending approvals: perdure approvals"),
     **dict.fromkeys(("settle", "reconcile", "fix"), "perdure resolve RUN CALL settles a call in doubt; perdure why RUN shows it"),
-    **dict.fromkeys(("adopt", "upgrade-run", "patch"), "perdure resume RUN TARGET --adopt"),
+    **dict.fromkeys(("upgrade-run", "patch"), "perdure adopt RUN TARGET"),
     **dict.fromkeys(("init", "upgrade", "setup", "createdb"), "perdure migrate makes the journal, or brings its schema up to date"),
     **dict.fromkeys(("delete", "rm", "remove", "gc", "clean", "vacuum"), "perdure prune --older-than 90d deletes runs that ended long ago"),
     **dict.fromkeys(("move", "mv"), "perdure copy --from URL --to URL moves a journal"),

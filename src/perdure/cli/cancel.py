@@ -40,7 +40,7 @@ def command(run_id: str, reason: str | None, force: bool, by: str | None, url: s
     """Cancel RUN and its children.
 
     The agent is cancelled at its next step and may still clean up; a call that has begun is not undone. With --force
-    there is no cleanup, and calls in doubt stay in doubt: they are named, and their cost is charged.
+    there is no cleanup. Calls in doubt stay in doubt: the output names them, and their cost is charged.
     """
     settings = common.settings_with(url=url)
 

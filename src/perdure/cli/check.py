@@ -39,7 +39,8 @@ def command(paths: tuple[str, ...], strict: bool, as_json: bool) -> int:
     if unreadable:
         for other in unreadable[1:]:
             common.note(common.clean(f"perdure: {other}"))
-        raise unreadable[0]  # before any JSON: a program must not get only a part of the findings
+        # Raise this before any JSON is printed: a program must not get only a part of the findings.
+        raise unreadable[0]
     if as_json:
         for finding in findings:
             common.out_json(msgspec.to_builtins(finding))

@@ -62,9 +62,10 @@ def command(
 ) -> int:
     """Move a whole journal to another database: every run, finished or waiting, with its chain intact.
 
-    The source is closed first and stays closed, so that no run goes on in two places: stop its workers before. If the
-    command is killed, run it again: it goes on. Code 8 while live workers use the source, 7 when some journal is not
-    as it was written (verify names it). Your own tables beside the journal are not copied; they are listed.
+    Stop the workers of the source first. The command closes the source, and the source stays closed, so that no run
+    goes on in two places. If the command is killed, run it again: it continues. Code 8 while live workers use the
+    source, 7 when a journal is not as it was written (verify names it). Your own tables beside the journal are not
+    copied; they are listed.
     """
     if abandon and (dry_run or only_finished):
         raise InvalidInput("--abandon undoes a move; it does not go with --dry-run or --only-finished: leave them out")

@@ -31,8 +31,8 @@ GROUPS = ("agent", "tenant", "model", "day", "run", "root", "tool")
 def command(by: str, since: str | None, tenant: str | None, url: str | None, as_json: bool) -> None:
     """Calls, time, tokens and money, the most expensive first. Counted from the journals, so a replay adds nothing.
 
-    `time` is spent in calls, `wall` is from the beginning of the runs to their last event, and `waiting` is how much of
-    that no worker held them.
+    `time` is the time in calls. `wall` is the time from the beginning of the runs to their last event. `waiting` is
+    the part of `wall` in which no worker held the runs.
     """
     after = 0 if since is None else parse_past(since, common.now_us(), "--since")
     with common.existing_runs(url) as store:
@@ -50,7 +50,8 @@ def command(by: str, since: str | None, tenant: str | None, url: str | None, as_
     headers = (by, "runs", "calls", "time", "wall", "waiting", "tokens in", "out", "cached", "cost", "lost")
     lines = [headers, *map(_cells, rows), _total(rows, by)]
     if by not in ONE_GROUP_EACH:
-        lines = [(*line[:4], *line[6:]) for line in lines]  # a run can be in several of these groups
+        # Leave out `wall` and `waiting`: a run can be in several of these groups.
+        lines = [(*line[:4], *line[6:]) for line in lines]
     lost = sum(row.lost for row in rows)
     if not lost:
         lines = [line[:-1] for line in lines]  # leave out the column `lost`: all its values are 0

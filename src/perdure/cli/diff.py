@@ -21,8 +21,8 @@ from perdure.inspect.view import loader, read_run
 def command(left: str, right: str, page: str | None, url: str | None, as_json: bool) -> int:
     """Compare two runs: calls, arguments and results from the first difference on, then outcome and cost.
 
-    Lines with - are of the first run, lines with + of the second. Events that were superseded when a run was reopened
-    are left out. Code 7 if the runs differ. `perdure fork` shows the diff between a run and its fork.
+    Lines with - belong to the first run, lines with + to the second. Events that were superseded when a run was
+    reopened are left out. Code 7 if the runs differ. `perdure fork` shows the diff between a run and its fork.
     """
     if page is not None:
         require_new(Path(page))

@@ -93,7 +93,7 @@ def _service(store: Reading, now: int, lease_us: int) -> Iterator[Check]:
         "versions",
         "warn",
         found,
-        "perdure list --unserved names them; start a worker with that code, or perdure resume RUN FILE.py:AGENT --adopt",
+        "perdure list --unserved names them; start a worker with that code, or let other code go on, if it can: perdure adopt RUN FILE.py:AGENT",
     )
 
 

@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -26,11 +25,10 @@ from perdure.core.state import fold
 from perdure.engine.api import Reading
 from perdure.errors import AlreadyRunning, Conflict, PerdureError, StoreCorrupt, StoreUnavailable, WrongVersion
 from perdure.inspect.branches import known_calls
-from perdure.inspect.replay import Different, Same, compare
 from perdure.inspect.resuming import open_call_words
 from perdure.inspect.text import clip, plural
 from perdure.inspect.view import begins_later
-from perdure.store.api import FINISHED, ApprovalFilter, RunRow, Served, WorkerRow
+from perdure.store.api import FINISHED, NO_VERSION, ApprovalFilter, RunRow, Served, WorkerRow
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
@@ -103,7 +101,7 @@ _SHOWN = frozenset(
     "model_call_initiated model_call_completed model_call_failed plan_generated "
     "status_reported thought_recorded decision_made cancel_requested attention_needed approval_requested approval_voted approval_decided "
     "approval_escalated approval_expired approval_withdrawn signal_received child_started child_finished run_paused run_unpaused "
-    "run_adopted pin_changed budget_exceeded budget_raised run_reopened".split()
+    "run_adopted pin_changed budget_exceeded budget_raised run_reopened run_forked".split()
 )
 
 
@@ -132,34 +130,39 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
     return stop
 
 
-# -- before a run is driven: may it begin, may this code go on with it, and what happens to its open calls
+# -- before a run is driven: may it begin, may this code continue it, and what happens to its open calls?
 
 
 async def check_version(app: Perdure, row: RunRow, given: str) -> None:
-    """WrongVersion if this process has the agent in other versions only. `given`: the TARGET that the user typed.
+    """Raise WrongVersion if this process has only other versions of the agent.
+
+    `given`: the TARGET that the user typed.
 
     The hint suggests --adopt only if this code asks for the calls that the journal has.
     """
     here = [served for served in app.versions if served.agent == row.agent]
-    if not here or row.version in [served.version for served in here] or row.status in FINISHED:
+    if not here or row.version in [NO_VERSION, *(served.version for served in here)] or row.status in FINISHED:
         return
     agent = app.versions[here[-1]]
 
-    def replayed() -> Same | Different:
+    def in_the_way() -> PerdureError | None:
         events = app.reading.read(row.run_id)
-        state = fold(events)
-        state.version = agent.version
-        make = partial(agent.machine_of, load=app.load, max_steps=app.settings.max_steps)
-        return compare(row.run_id, events, state, make, app.load)
+        try:
+            agent.adoption(fold(events), events, app.load, app.settings.max_steps, by="perdure", note=None)
+        except PerdureError as error:
+            return error
+        return None
 
-    found = await asyncio.to_thread(replayed)  # on a thread, since it runs an agent: see Perdure.adopt
+    found = await asyncio.to_thread(in_the_way)  # in a thread, because it runs an agent: see Perdure.adopt
     message = f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and this code is {_versions(here)}"
     words = f" {given}" if given else ""
-    if isinstance(found, Same):
-        adopt = f"{shell.command('resume', row.run_id)}{words} --adopt"
+    if found is None:
+        adopt = f"{shell.command('adopt', row.run_id)}{words}"
         raise WrongVersion(message, hint=f"use the old code, or let this code go on with it, which fits its journal: {adopt}")
+    if isinstance(found, Conflict):
+        raise WrongVersion(f"{message}; {found}", hint=found.hint)
     raise WrongVersion(
-        f"{message}; it cannot go on with the run, because it asks for something else: {clip(found.difference, 200)}",
+        f"{message}; it cannot go on with the run, because it asks for something else: {clip(str(found), 200)}",
         hint=f"use the code of version {row.version}, or end the run ({shell.command('cancel', row.run_id)}) and begin another one; "
         f"the difference again: {shell.command('replay', row.run_id)}{words}",
     )
@@ -189,7 +192,7 @@ def _resuming(app: Perdure, row: RunRow) -> str | None:
         ended &= known_calls(events)
     kept = f"{plural(len(ended), 'call comes', 'calls come')} from the journal" if ended else "no call has a result yet"
     if (agent := app.versions.get(Served(row.agent, row.version))) is None:
-        return None  # the drive refuses it
+        return None  # `drive` will refuse the run
     if not state.open:
         waits = f"waits for {plural(len(state.alive), 'child', 'children')}"
         return f"{kept}, and its agent {waits if state.alive else 'goes on'}"
@@ -197,7 +200,7 @@ def _resuming(app: Perdure, row: RunRow) -> str | None:
         # The replay finds the tool of each call in the code: its reconcile hook, and how long its keys are valid.
         frontier = agent.replayed(state, events, app.load, app.settings.max_steps)
     except PerdureError:
-        return None  # the code does not fit the journal: the drive says so, and stops
+        return None  # the code does not fit the journal: `drive` says so, and stops
     now, asks = common.now_at(app.reading), app.settings.reconcile_asks
     told = [open_call_words(call, frontier, state, max_asks=asks, now=now) for call in list(state.open.values())[:SHOWN]]
     more = f"; and {plural(len(state.open) - SHOWN, 'more call')}" if len(state.open) > SHOWN else ""
@@ -212,9 +215,11 @@ async def drive(app: Perdure, run_id: str, *, wait: bool) -> RunRow:
 
 
 async def drive_or_take_over(app: Perdure, run_id: str, *, wait: bool) -> RunRow:
-    """Like `drive`. If a silent worker holds the run, wait until its lease has run out, and take the run over.
+    """Like `drive`.
 
-    AlreadyRunning if the worker is alive, or without `wait`.
+    If a silent worker holds the run, wait until the lease of that worker has ended, and take over the run.
+
+    Raises AlreadyRunning if the worker is alive, or if `wait` is False.
     """
     stop = stop_on_signals(asyncio.get_running_loop())
     async with _progress(app, run_id):
@@ -226,7 +231,7 @@ async def drive_or_take_over(app: Perdure, run_id: str, *, wait: bool) -> RunRow
                 row = await app.handle(run_id).row()
                 if row.status != "paused":
                     raise
-                return row  # it was paused just now
+                return row  # the run was paused meanwhile
             except AlreadyRunning:
                 row = await _status(app, run_id, stop)
                 holder = worker_of(app, row)

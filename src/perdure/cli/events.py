@@ -31,7 +31,7 @@ PAGE = 500
 def command(run_id: str, follow: bool, last: int | None, whole: bool, url: str | None, as_json: bool) -> None:
     """The journal of RUN, one line per event.
 
-    If the run was reopened, the events that this superseded are marked, and on a terminal struck through.
+    If the run was reopened, superseded events are marked, and on a terminal they are struck through.
     """
     if last is not None and whole:
         raise click.UsageError("--last and --all exclude each other")
@@ -61,23 +61,26 @@ def command(run_id: str, follow: bool, last: int | None, whole: bool, url: str |
 
 
 def _reopenings(store: Reading, run_id: str, seq: int) -> list[Reopening]:
-    """The reopenings up to event `seq`. The journal is read once before it is printed, page by page."""
+    """The reopenings up to event `seq`.
+
+    The journal is read once for this, page by page, before anything is printed.
+    """
     return [one for after in range(0, seq, PAGE) for one in reopenings(store.read(run_id, after, PAGE)) if one.seq <= seq]
 
 
 def _events(
     store: Reading, run_id: str, wait: Callable[[int], None] | None, *, hashed: bool
 ) -> Iterator[tuple[Event | ProgressRow, bytes]]:
-    """All events, with their hashes if `hashed`. With `wait`, also what comes later, until the run has ended.
+    """All events, with their hashes if `hashed`. With `wait`, also the later events, until the run has ended.
 
-    With `wait`, also each new progress of a call under way. It has no hash.
+    With `wait`, also each new progress of a call under way. Progress has no hash.
     """
     seen, told = 0, frozenset[ProgressRow]()
     while True:
         version = store.version()
         row = require(store, run_id)
         while seen < row.seq:
-            # Page by page, so that the whole journal is never in memory.
+            # Read page by page, so that the whole journal is never in memory.
             events = store.read(run_id, seen, PAGE)
             hashes = store.hashes(run_id, seen, len(events)) if hashed else [b""] * len(events)
             for event, hash_ in zip(events, hashes, strict=True):
@@ -95,7 +98,10 @@ def _events(
 
 @contextmanager
 def _waiting(store: Reading, run_id: str) -> Iterator[Callable[[int], None]]:
-    """A function that waits until the run may have a new event. It gets the store's version before the last look."""
+    """A function that waits until the run may have a new event.
+
+    Its argument is the store's version before the last read.
+    """
     hinted, root = threading.Event(), run_id.partition("/")[0]
     stop: Callable[[], None] | None = None
 

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 def command(run_id: str, target: str | None, output: str | None, redact: tuple[str, ...], test: str | None, url: str | None) -> None:
     """Write RUN, its children and its undo to one file, which `import`, `verify --export` and `replay --export` read.
 
-    The file has what the journal has, arguments, results and artifacts included: it is as confidential as the database. With
-    --redact, values are replaced by [redacted] everywhere, and artifacts are left out; read docs/incidents.md before you
-    rely on it. No file is overwritten. With --test the code is loaded and compared once: code 7, and nothing is written, when the code
-    already does something else.
+    The file has everything that the journal has, with arguments, results and artifacts. So it is as confidential as
+    the database. With --redact, secret values are replaced by [redacted], and artifacts are left out; read
+    docs/incidents.md before you rely on it. No file is overwritten. With --test the code is loaded and compared once:
+    code 7, and nothing is written, when the code already does something else.
     """
     if target is not None and test is None:
         raise InvalidInput(f"export {run_id} {target}: the code is only needed for a test: --test tests/test_run.py")

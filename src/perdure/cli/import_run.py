@@ -1,4 +1,4 @@
-"""`perdure import`: an exported run becomes a specimen in a local journal, to be looked at."""
+"""`perdure import`: an exported run becomes a specimen in a local journal, so that people can look at it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from perdure.inspect.text import plural
 @common.url_option
 @common.json_option
 def command(file: str, url: str | None, as_json: bool) -> None:
-    """Take the run in FILE, written by `perdure export`, into this journal as a specimen: a copy to be looked at.
+    """Import the run in FILE, written by `perdure export`, as a specimen: a copy in this journal, to look at.
 
     The whole file is checked first; if it is damaged, the first bad event is named and nothing is written. The
     children, blobs and artifacts of the run are imported with it. `show`, `events`, `why`, `trace`, `replay` and
     `verify` read a specimen like any run. No worker ever drives it, and every verb that acts on a run refuses it.
-    `perdure prune --specimen RUN` deletes it. To import the same file again changes nothing. If there is no journal
-    yet, it is created.
+    `perdure prune --specimen RUN` deletes it. If you import the same file again, nothing changes. If there is no
+    journal yet, it is created.
     """
     path = Path(file)
     family = read_family(path, by=os_user(), now=common.now_us())

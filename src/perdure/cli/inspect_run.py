@@ -54,16 +54,16 @@ def command(
 ) -> None:
     """Look into the agent of RUN at an event: its tasks, lines and variables, and what it waits for.
 
-    Without --at: at the end of its journal. There a failed run shows the line that failed. The recorded events are
-    given to the code again; nothing is performed or written. TARGET is the code; without it, the file that the journal
-    names. Code 7 when the code asks for something else than the journal has.
+    Without --at, the event is the last event of the journal. There a failed run shows the line that failed. The
+    recorded events are given to the code again; nothing is performed or written. TARGET is the code; without it, the
+    code is the file that the journal names. Code 7 when the code asks for something else than the journal has.
     """
     if debug and as_json:
         raise InvalidInput("--pdb is for people and --json for programs; give one of them")
     settings = common.settings_with(url=url)
     with common.existing_runs(url) as store:
         row = require(store, run_id)
-        # What the agent's module and the agent itself print is not the result: stdout has only the result.
+        # The output of the agent's module and of the agent itself is not the result: stdout has only the result.
         with redirect_stdout(sys.stderr):
             named = target or recorded_target(store, row, settings.url, "inspect", common.url_words(url))
             with opened_run(store, row, named, tools, settings, at) as moment:
@@ -181,7 +181,7 @@ def _variables(variables: tuple[Variable, ...], indent: str) -> Iterator[str]:
 
 # -- the debugger -----------------------------------------------------------------------------------------------------
 class _Pdb(pdb.Pdb):
-    """A debugger in which nothing can go on: the frames belong to a recorded moment."""
+    """A debugger that cannot continue the code, because the frames belong to a recorded moment."""
 
     def do_step(self, _: str) -> None:
         self.message("this is a recorded moment, and nothing goes on from here; q ends the look")

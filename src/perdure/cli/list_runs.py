@@ -17,7 +17,7 @@ from perdure.core.codec import decode
 from perdure.core.suspects import Group
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput
-from perdure.inspect.text import clip, clock, moment, plural, progress_words, span
+from perdure.inspect.text import clip, clock, moment, plural, progress_words, span, versioned
 from perdure.inspect.view import failure_record
 from perdure.inspect.workers import Crew, Lag, WorkerView, crew, deaths_words, name_of, suspect_words, waits_as_suspect
 from perdure.settings import Settings
@@ -151,7 +151,7 @@ def _cells(
     return (
         row.run_id,
         row.status,
-        f"{row.agent}@{row.version}",
+        versioned(row.agent, row.version),
         "; ".join(words for words in (_about(row, workers, groups, now, stuck), *said) if words),
         f"{row.seq:,}",
         span(now - row.created_at),
@@ -161,8 +161,10 @@ def _cells(
 
 def _about(row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group], now: int, stuck: bool) -> str:
     """What the run waits for, or its error. If the run is ready, or with --unserved: also why no worker claims it."""
-    if row.specimen is not None:
-        return "; ".join(words for words in ("specimen", clip(row.error or row.waiting_for or "", 60)) if words)
+    imported = row.imported
+    if imported is not None:
+        kind = "specimen" if imported.fork_of is None else f"fork of {imported.fork_of}"
+        return "; ".join(words for words in (kind, clip(row.error or row.waiting_for or "", 60)) if words)
     own = row.error if row.status in ("failed", "needs_attention") else row.waiting_for
     if row.status == "queued" and row.ready_at is not None and row.ready_at > now:
         own = f"not before {clock(row.ready_at, now)}"

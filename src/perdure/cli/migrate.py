@@ -33,10 +33,10 @@ class _Schema(NamedTuple):
 @common.url_option
 @common.json_option
 def command(check: bool, url: str | None, as_json: bool) -> int:
-    """Migrate the schema to this perdure's version, or make the journal if there is none: the file, or the tables.
+    """Migrate the schema to the version of this perdure. If there is no journal, create it: the file, or the tables.
 
-    Opening a database does the same; this prints the versions. Triggers and indexes of the schema that are missing or were
-    changed by hand are made again, which opening a database does not do.
+    perdure also migrates a database when it opens it; this command prints the versions. It also creates again the
+    triggers and indexes of the schema that are missing or were changed by hand. Opening a database does not do that.
     """
     settings = common.settings_with(url=url)
     look = _postgres if is_postgres(settings.url) else _sqlite

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @common.url_option
 @common.json_option
 def command(run_id: str, reason: str | None, by: str | None, url: str | None, as_json: bool) -> None:
-    """Pause RUN at its next step. Calls that are under way end first; what is posted to a paused run is kept."""
+    """Pause RUN at its next step. Calls that are under way end first. Post to a paused run is kept."""
     settings = common.settings_with(url=url)
 
     async def pause(app: Perdure) -> tuple[bool, RunRow]:

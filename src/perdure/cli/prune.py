@@ -52,10 +52,10 @@ def command(
     """Delete runs that ended long ago, each with its children, its undo and its artifacts: all of them or none.
 
     A family with an unfinished run, or with a notice that was not sent, is never deleted. A tombstone of each run
-    stays: the id is not used again, and `show` says when the run was pruned. An artifact that another family got with its
-    input stays until that family is pruned. Bytes outside of the database are deleted by this command, so it needs the
-    same folder or bucket as the workers. A specimen (perdure import) is never pruned by its age: name it with --specimen. It
-    leaves no tombstone, since nothing was done under its id here.
+    stays: the id is not used again, and `show` says when the run was pruned. An artifact that another family got with
+    its input stays until that family is pruned. This command also deletes bytes outside of the database, so it needs
+    the same folder or bucket as the workers. A specimen (perdure import) is never pruned by its age: name it with
+    --specimen. It leaves no tombstone, because no run was executed under its id here.
     """
     if specimens:
         if age is not None or orphans:

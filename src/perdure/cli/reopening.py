@@ -1,4 +1,4 @@
-"""Shared by `retry` and `rewind`: the preview, the question before anything is written, and what to type after it."""
+"""Shared by `retry` and `rewind`: the preview, the question before anything is written, and the next command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = 10  # at most this many calls of a kind
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What the person asked for, apart from the run."""
+    """The options that the person gave, without the run."""
 
     by: str
     reason: str | None
@@ -69,7 +69,7 @@ async def reopen_one(app: Perdure, run_id: str, to: int | None, order: Order) ->
         return common.SUCCEEDED
     then = who_goes_on(app.reading, row, app.settings, order.url)
     if order.given:
-        # The code that goes on may be in another file than the code that the run has recorded.
+        # The code that continues the run may be in another file than the recorded target.
         resume = f"{shell.command('resume', run_id)} {order.given}{common.url_words(order.url)}"
         then = f"a worker that serves version {done.version} goes on with it, or here: {resume}"
     common.out(common.clean(f"run {run_id} is queued, from event {done.back_to}; {then}"))
@@ -77,7 +77,7 @@ async def reopen_one(app: Perdure, run_id: str, to: int | None, order: Order) ->
 
 
 async def reopened(app: Perdure, run_id: str, to: int | None, order: Order, *, dry_run: bool) -> Reopened:
-    """app.retry or app.rewind. A divergence is told with the way out."""
+    """Calls app.retry or app.rewind. If the code diverges, the error has a way out."""
     try:
         if to is None:
             return await app.retry(run_id, by=order.by, reason=order.reason, dry_run=dry_run, fresh=order.fresh)
@@ -93,7 +93,7 @@ async def reopened(app: Perdure, run_id: str, to: int | None, order: Order, *, d
 
 
 def _way_out(run_id: str, events: list[Event], diverged: Diverged, order: Order) -> str:
-    """The last event before the difference, to which the run can go back; and else the code as it was."""
+    """The way out of a divergence: restore the code or, if possible, go back to an event before the difference."""
     known = {event.seq: event for event in history(events).events}
     at = known.get(diverged.seq)
     back = None if at is None else at.cause
@@ -111,7 +111,7 @@ def record(plan: Reopened, *, dry_run: bool) -> dict[str, Any]:
 
 
 def preview(plan: Reopened, indent: str = "") -> Iterator[str]:
-    """What a retry or a rewind means, for a person: the calls by what becomes of them, the cost, and the version."""
+    """The preview of a retry or a rewind for a person: what happens with each call, the cost, and the version."""
     versions = f"version {plan.version}" + (f" instead of version {plan.before}" if plan.before != plan.version else ", as before")
     yield f"{indent}run {plan.run_id} goes on from event {plan.back_to}, with {versions}"
     effects = sum(call.effect not in ("read", "model") for call in plan.kept)

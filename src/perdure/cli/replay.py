@@ -17,12 +17,12 @@ from perdure.cli import common
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children
 from perdure.engine.api import Reading
 from perdure.engine.local.sandbox import guard
-from perdure.errors import InvalidInput, UnknownAgent
+from perdure.errors import Conflict, InvalidInput, PerdureError, UnknownAgent
 from perdure.inspect.replay import Different, Same, compare
 from perdure.inspect.text import plural
 from perdure.inspect.view import all_rows, loader, read_run, require
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, Filter, RunRow
+from perdure.store.api import FINISHED, NO_VERSION, Filter, RunRow
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
@@ -42,14 +42,14 @@ def command(
 ) -> int:
     """Check recorded runs against this code: RUN [TARGET], --all TARGET, or --export FILE TARGET.
 
-    Nothing is performed or written. With --all, finished runs of another declared version are left out: a new version
-    may change things on purpose. Code 7 when the code asks for something else than a journal has.
+    Nothing is performed or written. With --all, finished runs of another declared version are left out, because a new
+    version may ask for other calls on purpose. Code 7 when the code asks for something else than a journal has.
 
-    With --all --live-only, every unfinished run gets a verdict: it goes on with this code; it goes on if this version
-    adopts it; or it diverges, and then needs the version that it has. Code 7 if a run diverges.
+    With --all --live-only, every unfinished run gets one of three verdicts: it continues with this code; it continues
+    if this version adopts it; or it diverges, and needs its own version. Code 7 if a run diverges.
     """
     settings = common.settings_with(url=url)
-    guard()  # also in a replay, an agent must not do I/O
+    guard()  # an agent must not do I/O in a replay either
     if live_only and not every:
         raise InvalidInput("--live-only goes with --all: perdure replay --all --live-only TARGET")
     if file is not None:
@@ -111,15 +111,16 @@ Verdict = Literal["goes on", "goes on if adopted", "diverges"]
 
 
 def _before_a_deploy(words: tuple[str, ...], tools: str | None, settings: Settings, url: str | None, as_json: bool) -> int:
-    """Replay every unfinished run with this code, and say for each what a deploy of this code would mean for it."""
+    """Replay every unfinished run with this code. Say for each run what happens to it if this code is deployed."""
     counts: Counter[Verdict] = Counter()
     with common.existing_runs(url) as store:
         live = [(row, agent) for row, agent in _every(store, words, tools) if row.status not in FINISHED and row.specimen is None]
-        found: Iterator[Same | Different] = (_compare(store, row, agent, settings) for row, agent in live)
+        found: Iterator[Same | Different] = (_preview(store, row, agent, settings) for row, agent in live)
         if len(live) >= _MANY and (cores := len(os.sched_getaffinity(0))) > 1:
             found = _in_processes(live, words, tools, url, cores)
         for (row, agent), one in zip(live, common.with_progress(found, len(live)), strict=True):
-            verdict: Verdict = "diverges" if not one.same else "goes on" if row.version == agent.version else "goes on if adopted"
+            without = row.version in (NO_VERSION, *agent.former_versions, agent.version)
+            verdict: Verdict = "diverges" if not one.same else "goes on" if without else "goes on if adopted"
             counts[verdict] += 1
             if as_json:
                 versions = {"version": row.version, "this_version": agent.version}
@@ -140,13 +141,17 @@ _WORDS: dict[Verdict, tuple[str, str]] = {
     "goes on if adopted": ("goes on if this version adopts it", "go on if this version adopts them"),
     "diverges": ("diverges", "diverge"),
 }
-_MANY = 64  # for fewer runs, the start of more processes would cost more than it saves
+_MANY = 64  # for fewer runs, it takes longer to start more processes than they save
 
 
 def _verdict(verdict: Verdict, found: Same | Different, row: RunRow, agent: Agent[Any, Any], options: str) -> Iterator[str]:
     if isinstance(found, Same):
-        yield f"run {row.run_id} ({row.status}): has version {row.version}; this code is {agent.version} and asks for the same calls"
-        yield f"    adopt it: {shell.command('resume', row.run_id)} --adopt{options}"
+        yield f"run {row.run_id} ({row.status}): has version {row.version}; this code is {agent.version} and can go on with it"
+        yield f"    adopt it: {shell.command('adopt', row.run_id)}{options}"
+        return
+    if row.version == NO_VERSION:
+        yield f"run {row.run_id} ({row.status}): has not begun, and would fail with this code"
+        yield f"    {found.difference}"
         return
     place = "" if found.seq is None else f" at event {found.seq}"
     yield f"run {row.run_id} ({row.status}): diverges{place}; it needs version {row.version}"
@@ -160,16 +165,16 @@ def _verdict(verdict: Verdict, found: Same | Different, row: RunRow, agent: Agen
 def _in_processes(
     live: Sequence[tuple[RunRow, Agent[Any, Any]]], words: tuple[str, ...], tools: str | None, url: str | None, cores: int
 ) -> Iterator[Same | Different]:
-    """The same comparisons, in several processes: a replay is work for the processor."""
+    """The same comparisons in several processes, because a replay needs the processor and does not wait."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    # Not fork: the target's code may have started threads.
+    # "spawn" and not "fork", because the target's code may have started threads.
     with ProcessPoolExecutor(cores, get_context("spawn"), _begin_process, (words, tools, url)) as pool:
         yield from pool.map(_compare_there, [(row.run_id, agent.name) for row, agent in live], chunksize=8)
 
 
-_here: dict[str, Any] = {}  # in a process of `_in_processes`: the agents, and how to read the journal
+_here: dict[str, Any] = {}  # only in a process of `_in_processes`: the agents, and a function that reads the journal
 
 
 def _begin_process(words: tuple[str, ...], tools: str | None, url: str | None) -> None:
@@ -178,12 +183,12 @@ def _begin_process(words: tuple[str, ...], tools: str | None, url: str | None) -
     _here["store"] = opened.enter_context(common.existing_runs(url))
     _here["agents"] = {loaded.agent.name: loaded.agent for target in words for loaded in load_targets(target, tools)}
     _here["settings"] = common.settings_with(url=url)
-    _here["opened"] = opened  # closed with the process
+    _here["opened"] = opened  # the end of the process closes it
 
 
 def _compare_there(which: tuple[str, str]) -> Same | Different:
     run_id, agent = which
-    return _compare(_here["store"], require(_here["store"], run_id), _here["agents"][agent], _here["settings"])
+    return _preview(_here["store"], require(_here["store"], run_id), _here["agents"][agent], _here["settings"])
 
 
 def _one(
@@ -207,13 +212,32 @@ def _every(store: Reading, words: tuple[str, ...], tools: str | None) -> Iterato
 
 
 def _is_history(row: RunRow, agent: Agent[Any, Any]) -> bool:
-    """Is this a finished run of another version, and does the code declare its version? Then it need not replay.
+    """Is this a finished run of another version, and does this code declare its version? Then the run need not replay.
 
     A version is declared if it is not the digest of the source.
     """
     from perdure.agent import source_digest
 
     return row.status in FINISHED and row.version != agent.version and agent.version != source_digest(agent.fn)
+
+
+def _preview(store: Reading, row: RunRow, agent: Agent[Any, Any], settings: Settings) -> Same | Different:
+    """What a deploy of this code means for an unfinished run: can the run begin with it, or go on with it?"""
+    reading, load = read_run(store, row.run_id), loader(store)
+    state = reading.state
+    if state.started_seq is None and state.created is not None:
+        misfit = agent.input_misfit(state.created, load)
+        return Same(row.run_id, state.status, 0, 0) if misfit is None else Different(row.run_id, state.status, None, None, misfit)
+    found = _compare(store, row, agent, settings)
+    if found.same or row.version == agent.version:
+        return found
+    try:
+        agent.adoption(state, reading.events, load, settings.max_steps, by="perdure", note=None)
+    except Conflict as error:
+        return Different(row.run_id, state.status, None, None, str(error))
+    except PerdureError:
+        return found
+    return Same(row.run_id, state.status, 0, len(state.calls))
 
 
 def _compare(store: Reading, row: RunRow, agent: Agent[Any, Any], settings: Settings) -> Same | Different:

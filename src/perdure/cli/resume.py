@@ -10,6 +10,7 @@ import click
 
 from perdure import shell
 from perdure.cli import common
+from perdure.cli.adopt import adopt_one
 from perdure.cli.driving import check_version, drive_or_take_over, finish, log_to_stderr, what_resuming_does
 from perdure.cli.target import load_target, recorded_target, with_children, with_tools
 from perdure.cli.who import os_user
@@ -17,7 +18,6 @@ from perdure.core.events import RunUnpaused, Terminal
 from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
 from perdure.errors import Conflict, InvalidInput, StoreCorrupt
-from perdure.inspect.text import plural
 from perdure.inspect.view import begins_later, require
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 def command(
     run_id: str, target: str | None, tools: str | None, adopt: bool, now: bool, no_wait: bool, url: str | None, as_json: bool
 ) -> int:
-    """Drive RUN here until it ends, also if it needs attention. For a run that has ended, print the result.
+    """Drive RUN in this process until it ends, even if it needs attention. If RUN has ended, print its result.
 
-    Without TARGET the code recorded with the run is used, if it is your own file below this folder or beside the
-    database, declares the agent, and no other user can write to it or to its folder.
+    Without TARGET the recorded code of the run is used. The file of this code must be your own file below this folder
+    or beside the database, it must declare the agent, and no other user may be able to write to it or to its folder.
     """
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)
@@ -99,7 +99,7 @@ async def _resume(
         if row.status in FINISHED:
             return finish(app, row, as_json=as_json, url=url)  # reading a result needs no code
         if adopt:
-            return await _adopt(app, row, given, url=url, as_json=as_json)
+            return await adopt_one(app, row, given, by=os_user(), note="perdure resume --adopt", dry_run=False, url=url, as_json=as_json)
         if row.status == "paused" or (begins_later(row, common.now_at(app.reading)) and not now):
             return finish(app, row, as_json=as_json, url=url)  # code 3: the run waits, and the line says for what
         await check_version(app, row, given)
@@ -112,32 +112,8 @@ async def _resume(
 
 
 async def _record_early(app: Perdure, run_id: str) -> None:
-    """Record who begins the run before its time. The claim that follows begins it."""
+    """Record who lets the run begin before its time. The next claim begins the run."""
     try:
         await app.engine.post(run_id, RunUnpaused(by=os_user(), note="perdure resume --now", early=True))
     except Conflict:
-        pass  # it has begun meanwhile
-
-
-async def _adopt(app: Perdure, row: RunRow, given: str, *, url: str | None, as_json: bool) -> int:
-    """Adopt the run and the unfinished runs below it, except the runs whose version this process has."""
-    adopted = []
-    for one in (row, *app.reading.family(row.run_id)):
-        here = [served.version for served in app.versions if served.agent == one.agent]
-        if here and one.version not in here:
-            await app.adopt(one.run_id, by=os_user(), note="perdure resume --adopt")
-            adopted.append(one.run_id)
-    after = await app.handle(row.run_id).row()
-    if as_json:
-        common.out_json({"run_id": row.run_id, "status": after.status, "version": after.version, "adopted": adopted})
-        return common.SUCCEEDED
-    others = len([one for one in adopted if one != row.run_id])
-    also = f", and {plural(others, 'run')} below it" if others else ""
-    if adopted:
-        said = f"run {row.run_id} goes on with version {after.version}{also}; nothing of it has run yet"
-    else:
-        said = f"run {row.run_id} has version {after.version}, which this code is: there is nothing to adopt"
-    early = "--now" if begins_later(after, common.now_at(app.reading)) else ""
-    resume = " ".join(word for word in (shell.command("resume", row.run_id), given, early) if word) + common.url_words(url)
-    common.out(common.clean(f"{said}; a worker that serves it goes on with it, or here: {resume}"))
-    return common.SUCCEEDED
+        pass  # the run has begun meanwhile

@@ -1,4 +1,4 @@
-"""`perdure retry`: let runs that have failed or were cancelled go on; one run, several, or all that a query finds."""
+"""`perdure retry`: let runs that have failed or were cancelled go on: one run, several, or all that match a query."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perdure.core.identity import undone_by
 from perdure.core.state import RunState
 from perdure.engine.api import Reading
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreUnavailable, UnknownAgent
-from perdure.inspect.text import clip, plural, span
+from perdure.inspect.text import clip, plural, span, versioned
 from perdure.inspect.view import read_run, require
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
@@ -78,15 +78,15 @@ def command(
     """Let runs that have failed or were cancelled go on.
 
     Calls that failed are attempted again, by the rules of their effect class. Calls that have a result are not made
-    again. If the agent itself failed, its last step is taken again with the code of now. A run that needs attention
-    goes on as after `perdure unpause`. Without TARGET the code recorded with each run is used, as by `perdure resume`.
+    again. If the agent itself failed, it takes its last step again, with the present code. A run that needs attention
+    goes on as after `perdure unpause`. Without TARGET the recorded code of each run is used, as in `perdure resume`.
     """
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)
     with common.existing_runs(url) as store:
         now = common.now_at(store)
         query = None if where is None else _query(where, now)
-        run_ids, target = _split(store, words, where)
+        run_ids, target = split(store, words, where, "retry")
         order = Order(speaker(by), reason, fresh, url, as_json, yes, dry_run, with_tools(target, tools))
         order.check_terminal("retry")
         if query is None and len(run_ids) == 1:
@@ -96,12 +96,12 @@ def command(
             _check_ended(row)
             agents = agents_of(store, row, target, tools, settings, "retry", common.url_words(url))
             return asyncio.run(_one(settings, row.run_id, agents, order))
-    crowd = _Crowd(settings, order, target, tools, query, run_ids, now)
-    return asyncio.run(crowd.retry())
+    crowd = Crowd(settings, order, target, tools, query, run_ids, now)
+    return asyncio.run(crowd.go())
 
 
 def _query(where: str, now: int) -> Query:
-    """The query. Without a status it means failed runs: a run that was cancelled was cancelled on purpose."""
+    """The query. Without a status it selects failed runs only, because people cancel runs on purpose."""
     query = parse_query(where, now)
     if not query.statuses:
         return structs.replace(query, statuses=("failed",))
@@ -111,8 +111,11 @@ def _query(where: str, now: int) -> Query:
     return query
 
 
-def _split(store: Reading, words: tuple[str, ...], where: str | None) -> tuple[list[str], str | None]:
-    """The runs, and the TARGET if the last word is one: a file, or a module with a name, and no run has that id."""
+def split(store: Reading, words: tuple[str, ...], where: str | None, verb: str) -> tuple[list[str], str | None]:
+    """(runs, TARGET).
+
+    The last word is a TARGET if it names a file, or a module with a name, and is not the id of a run.
+    """
     run_ids, target = list(dict.fromkeys(words)), None
     if run_ids and (where is not None or len(run_ids) > 1):
         last = run_ids[-1]
@@ -121,7 +124,9 @@ def _split(store: Reading, words: tuple[str, ...], where: str | None) -> tuple[l
     if where is not None and run_ids:
         raise InvalidInput(f"give the runs or --where, and not both: {run_ids[0]!r:.60} and --where")
     if where is None and not run_ids:
-        raise InvalidInput("name the runs to retry, or select them: perdure retry --where 'status:failed agent:NAME'")
+        raise InvalidInput(
+            f"name the runs to {verb}, or select them: perdure {verb} --where '{'status:failed ' if verb == 'retry' else ''}agent:NAME'"
+        )
     return run_ids, target
 
 
@@ -143,7 +148,7 @@ def _check_ended(row: RunRow) -> None:
 def agents_of(
     store: Reading, row: RunRow, target: str | None, tools: str | None, settings: Settings, verb: str, options: str
 ) -> list[Agent[Any, Any]]:
-    """The code that goes on with the run: the TARGET that the user typed, or the target that the run has recorded."""
+    """The code that continues the run: the TARGET that the user typed, or the recorded target of the run."""
     from perdure.reopen import check_reopens
 
     check_reopens(row)
@@ -165,7 +170,7 @@ async def _one(settings: Settings, run_id: str, agents: list[Agent[Any, Any]], o
 
 # -- a run that needs attention ---------------------------------------------------------------------------------------
 def check_can_go_on(row: RunRow, state: RunState) -> None:
-    """Conflict if a run that needs attention stops again at once: a person has to say something first."""
+    """Raise Conflict if a run that needs attention would stop again at once, because a person has to decide first."""
     why = shell.command("why", row.run_id)
     if row.attention == "in_doubt":
         doubts = [f"call {call.number} ({call.tool})" for call in state.open.values() if call.phase == "in_doubt"]
@@ -200,8 +205,8 @@ async def _unpause_one(settings: Settings, store: Reading, row: RunRow, order: O
 
 
 # -- many runs --------------------------------------------------------------------------------------------------------
-class _Sample(Struct):
-    """What the query finds: how many runs, of which agents, and the first few."""
+class Sample(Struct):
+    """A summary of the runs that the query finds: how many runs, their agents, and the first few runs."""
 
     count: int = 0
     left_out: int = 0
@@ -209,8 +214,14 @@ class _Sample(Struct):
     first: list[RunRow] = []
 
 
-class _Crowd:
-    """Retries many runs, one after the other. Each is journaled by itself, so the same command can be typed again."""
+class Crowd:
+    """Retries many runs, one after the other.
+
+    Each retry is one commit, so a person can type the same command again. `perdure adopt` does the same with other words.
+    """
+
+    verb, question, refused_words, could, did = "retry", "go on", "not retried", "can be retried", "queued"
+    left_out_words = "a child goes on with its parent, and a specimen never"
 
     def __init__(
         self, settings: Settings, order: Order, target: str | None, tools: str | None, query: Query | None, run_ids: list[str], now: int
@@ -220,14 +231,14 @@ class _Crowd:
         self._query = query
         self._run_ids = run_ids
         self._now = now
-        # With a TARGET, all its agents serve all runs. Without it, each run has recorded its own.
-        self._given = None if target is None else with_children([one.agent for one in load_targets(target, tools)])
+        # With a TARGET, all runs use its agents. Without it, each run uses its own recorded target.
+        self.given = None if target is None else with_children([one.agent for one in load_targets(target, tools)])
         self._loaded: dict[str, list[Agent[Any, Any]]] = {}
         self._apps: dict[str, Perdure] = {}
         self._refused: list[tuple[str, str]] = []
         self._done = 0
 
-    async def retry(self) -> int:
+    async def go(self) -> int:
         order = self._order
         async with AsyncExitStack() as self._open:
             reading = await self._reading()
@@ -237,12 +248,12 @@ class _Crowd:
                 return common.SUCCEEDED
             if not order.dry_run and found.count:
                 self._ask(found)
-            # From here on a signal stops the work between two runs. Before, Ctrl-C ends the question.
+            # From here on a signal stops the work between two runs. Before this line, Ctrl-C ends the question.
             stop = stop_on_signals(asyncio.get_running_loop())
             async for row in self._each(reading):
                 if stop.is_set():
                     break
-                await self._retry(row)
+                await self._take(row)
                 if sys.stderr.isatty() and not order.dry_run:
                     total = f"{self._done + len(self._refused):,} of {found.count:,}"
                     print(f"\r  {total}", end="", file=sys.stderr, flush=True)
@@ -251,38 +262,46 @@ class _Crowd:
             return self._report(found, stopped=stop.is_set())
 
     async def _reading(self) -> Reading:
-        """An app without agents, to read with."""
+        """An app without agents, only for reading."""
         from perdure.app import Perdure
 
         app = await self._open.enter_async_context(Perdure(settings=self._settings))
         return app.reading
 
     def _rows(self, reading: Reading) -> Iterator[RunRow]:
-        """The runs, newest first. A run that has changed since the question is left out: the person has not seen that."""
+        """The runs, newest first.
+
+        A run that has changed since the question is left out, because the person has not seen it.
+        """
         if self._query is not None:
             yield from (row for row in self._query.rows(reading) if row.updated_at <= self._now)
             return
         for run_id in self._run_ids:
             yield require(reading, run_id)
 
-    def _look(self, reading: Reading) -> _Sample:
-        found = _Sample()
+    def _look(self, reading: Reading) -> Sample:
+        found = Sample()
         for row in self._rows(reading):
             if self._is_left_out(row):
                 found.left_out += 1
                 continue
             found.count += 1
-            found.agents[f"{row.agent}@{row.version}"] += 1
+            found.agents[versioned(row.agent, row.version)] += 1
             if len(found.first) < SAMPLE:
                 found.first.append(row)
         return found
 
     def _is_left_out(self, row: RunRow) -> bool:
-        """A child goes on with its parent, an undo with `perdure undo`, and a specimen never. If named, the error says so."""
+        """Does the query leave out this run?
+
+        A child continues with its parent, an undo with `perdure undo`, a specimen never.
+
+        If the user names such a run, an error says this.
+        """
         others = row.parent is not None or row.specimen is not None or undone_by(row.run_id) is not None
         return self._query is not None and others
 
-    def _ask(self, found: _Sample) -> None:
+    def _ask(self, found: Sample) -> None:
         agents = ", ".join(f"{count:,} of {agent}" for agent, count in found.agents.most_common(SAMPLE))
         lines = [f"{plural(found.count, 'run')}: {agents}" + (" …" if len(found.agents) > SAMPLE else "")]
         lines += [
@@ -293,7 +312,7 @@ class _Crowd:
         if sys.stderr.isatty():
             for line in lines:
                 common.note(common.clean(line))
-        if not self._order.yes and not click.confirm(f"let {'it' if found.count == 1 else 'them'} go on?", err=True):
+        if not self._order.yes and not click.confirm(f"let {'it' if found.count == 1 else 'them'} {self.question}?", err=True):
             common.fail("nothing was written")
 
     async def _each(self, reading: Reading) -> AsyncIterator[RunRow]:
@@ -302,19 +321,10 @@ class _Crowd:
             if not self._is_left_out(row):
                 yield row
 
-    async def _retry(self, row: RunRow) -> None:
+    async def _take(self, row: RunRow) -> None:
         order = self._order
         try:
-            if row.status == "needs_attention":
-                await self._unpause(row)
-            else:
-                app = await self._app_for(row)
-                plan = await reopened(app, row.run_id, None, order, dry_run=order.dry_run)
-                if order.as_json:
-                    common.out_json(record(plan, dry_run=order.dry_run))
-                elif order.dry_run:
-                    for line in preview(plan):
-                        common.out(common.clean(line))
+            await self._act(row)
         except StoreUnavailable:
             raise
         except PerdureError as error:
@@ -323,6 +333,18 @@ class _Crowd:
                 common.out_json({"run_id": row.run_id, "refused": error.in_full(), "dry_run": order.dry_run})
             return
         self._done += 1
+
+    async def _act(self, row: RunRow) -> None:
+        order = self._order
+        if row.status == "needs_attention":
+            await self._unpause(row)
+            return
+        plan = await reopened(await self._app_for(row), row.run_id, None, order, dry_run=order.dry_run)
+        if order.as_json:
+            common.out_json(record(plan, dry_run=order.dry_run))
+        elif order.dry_run:
+            for line in preview(plan):
+                common.out(common.clean(line))
 
     async def _unpause(self, row: RunRow) -> None:
         order, app = self._order, await self._app("", [])
@@ -335,14 +357,14 @@ class _Crowd:
             common.out(common.clean(f"run {row.run_id} needs attention, and goes on where it stands"))
 
     async def _app_for(self, row: RunRow) -> Perdure:
-        if self._given is not None:
-            if row.agent not in {agent.name for agent in self._given}:
-                names = ", ".join(sorted({agent.name for agent in self._given}))
+        if self.given is not None:
+            if row.agent not in {agent.name for agent in self.given}:
+                names = ", ".join(sorted({agent.name for agent in self.given}))
                 raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, and the target has {names}")
-            return await self._app("TARGET", self._given)
+            return await self._app("TARGET", self.given)
         options = common.url_words(self._order.url)
         reading = (await self._app("", [])).reading
-        words = await asyncio.to_thread(recorded_target, reading, row, self._settings.url, "retry", options)
+        words = await asyncio.to_thread(recorded_target, reading, row, self._settings.url, self.verb, options)
         if words not in self._loaded:
             self._loaded[words] = with_children([load_target(words).agent])
         return await self._app(words, self._loaded[words])
@@ -354,16 +376,16 @@ class _Crowd:
             self._apps[name] = await self._open.enter_async_context(Perdure(agents=list(agents), settings=self._settings))
         return self._apps[name]
 
-    def _report(self, found: _Sample, *, stopped: bool) -> int:
+    def _report(self, found: Sample, *, stopped: bool) -> int:
         order, refused = self._order, self._refused
         for run_id, why in refused[:REFUSED_SHOWN]:
-            common.note(common.clean(f"  not retried: {why if run_id in why else f'run {run_id}: {why}'}"))
+            common.note(common.clean(f"  {self.refused_words}: {why if run_id in why else f'run {run_id}: {why}'}"))
         if len(refused) > REFUSED_SHOWN:
             common.note(f"  … and {len(refused) - REFUSED_SHOWN:,} more")
         if found.left_out:
-            common.note(f"  {found.left_out:,} left out: a child goes on with its parent, and a specimen never")
+            common.note(f"  {found.left_out:,} left out: {self.left_out_words}")
         if not order.as_json:
-            would = "can be retried" if order.dry_run else "queued"
+            would = self.could if order.dry_run else self.did
             parts = [f"{plural(self._done, 'run')} {would}"]
             if refused:
                 parts.append(f"{len(refused):,} not")

@@ -34,11 +34,11 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> int:
-    """Let RUN, which is not running and has not succeeded, go on from event SEQ.
+    """Let RUN go on from event SEQ. RUN must not be running, and must not have succeeded.
 
-    Nothing that has happened happens again: if the agent makes a call again (the same tool with the same arguments),
-    its recorded result is used. Effects of calls that it does not make again stay. `perdure events RUN` shows the
-    events. Without TARGET the code recorded with the run is used, as by `perdure resume`.
+    No effect happens a second time: if the agent makes a call again (the same tool with the same arguments), its
+    recorded result is used. The effects of calls that the agent does not make again stay. `perdure events RUN` shows
+    the events. Without TARGET the recorded code of the run is used, as in `perdure resume`.
     """
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)

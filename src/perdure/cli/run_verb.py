@@ -53,6 +53,9 @@ from perdure.store.postgres.driver import require_psycopg
     type=click.Choice(get_args(OnExceed)),
     help="When the budget is used up: pause until the budget is raised, or fail the call. Default: as the agent declares.",
 )
+@click.option(
+    "--version", metavar="V", help="Only this version of the agent may begin the run. Default: that of the worker that claims it."
+)
 @click.option("--detach", is_flag=True, help="Only start the run, for a worker to drive, and print its id.")
 @click.option(
     "--no-wait", is_flag=True, help="Exit with code 3 at any wait, also for timers and retries; with 8 if a worker holds the run."
@@ -74,6 +77,7 @@ def command(
     not_before: str | None,
     budget_usd: str | None,
     on_exceed: OnExceed | None,
+    version: str | None,
     detach: bool,
     no_wait: bool,
     url: str | None,
@@ -94,10 +98,10 @@ def command(
     if after is not None:
         kwargs["history"] = _history(settings, loaded.agent, kwargs, after, tenant)
     encoded = loaded.agent.bind(args, kwargs)
-    start = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
+    start = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority, "version": version}
     typed = " ".join([shell.quote(target), *([] if tools is None else ["--tools", shell.quote(tools)])])
     at = None if not_before is None else parse_future(not_before, common.now_us(), "--not-before")
-    wanted = _Wanted(loaded, encoded, at, {**start, "budget": _budget(loaded.agent.budget, budget_usd, on_exceed)}, typed)
+    wanted = _Wanted(loaded, encoded, at, {**start, "budget": budget_of(loaded.agent.budget, budget_usd, on_exceed)}, typed)
     made = _place_without_journal(settings)
     if made is not None:
         common.open_with(settings).close()
@@ -142,7 +146,7 @@ def _place_without_journal(settings: Settings) -> str | None:
     return None if version else where
 
 
-def _budget(declared: Limits | None, usd: str | None, on_exceed: OnExceed | None) -> Limits | None:
+def budget_of(declared: Limits | None, usd: str | None, on_exceed: OnExceed | None) -> Limits | None:
     """The budget of the command line. Without --on-exceed, `on_exceed` comes from the agent's declared budget."""
     if usd is None and on_exceed is None:
         return None
@@ -177,12 +181,11 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
             _started(row, resume_command(app.reading, row, settings.url, url), common.now_at(app.reading), as_json)
             return common.SUCCEEDED
         if wanted.options["id"] is None:
-            # Before the agent acts: after a crash, this id is how the user finds the run.
+            # Print the id before the agent acts: after a crash, the user needs this id to find the run.
             common.note(f"perdure: run {handle.id}; if this process ends first: {resume_command(app.reading, row, settings.url, url)}")
         await check_version(app, row, wanted.given)
-        # Do not requeue a run that needs a person: a script may run this command twice. `resume` and `unpause`
-        # requeue such a run.
-        # The time to begin is that of the run, also if an earlier command has created it.
+        # Do not requeue a run that needs a person: a script may run this command twice. `resume` and `unpause` requeue
+        # such a run. The run's own `not_before` counts, even if an earlier command has created the run.
         begins = (row.ready_at or 0) if begins_later(row, common.now_at(app.reading)) else 0
         if row.status not in ("needs_attention", "paused") and wait:
             row = await drive_or_follow(app, handle.id, not_before=begins)

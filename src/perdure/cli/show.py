@@ -15,7 +15,7 @@ from perdure.core import codec
 from perdure.core.approval import count_people
 from perdure.core.codec import Payload
 from perdure.core.prompt_deltas import is_request
-from perdure.core.state import AskState, CallState, ChildState
+from perdure.core.state import AskState, CallState, ChildState, own_children
 from perdure.engine.api import Reading
 from perdure.errors import StoreCorrupt
 from perdure.inspect.cost import budget_view, budget_words, cost_with_children, cost_words
@@ -34,6 +34,7 @@ from perdure.inspect.text import (
     sentence,
     shown,
     span,
+    versioned,
 )
 from perdure.inspect.timeline import PlanStep, steps_of
 from perdure.inspect.view import RunView, loader, progress_now, read_run, run_record, statements
@@ -121,7 +122,7 @@ def command(run_id: str, call: int | None, whole: bool, at: int | None, url: str
         cost, asks = _cost(reading, store), [_ask(ask, loader(store)) for ask in list(state.asks.values())[-most:]]
         at_work = progress_now(reading, store.progress([run_id]))
         steps = steps_of(reading.events, loader(store))
-        superseded = reading.superseded
+        superseded, inherited = reading.superseded, reading.inherited
         shown_calls = list(state.calls.values())[-most:]
         cells = {one.number: _cells(one, loader(store), steps, at_work.get(one.number)) for one in shown_calls}
         children = [_child(child) for child in list(state.children.values())[-most:]]
@@ -132,7 +133,7 @@ def command(run_id: str, call: int | None, whole: bool, at: int | None, url: str
     if calls := [cells[number] for number in cells if number not in superseded]:
         common.out()
         common.table(header, calls)
-    if old := [cells[number] for number in cells if number in superseded]:
+    if old := [cells[number] for number in cells if number in superseded - inherited]:
         common.out()
         common.out("superseded: made before the run was reopened, and not known to the agent; what they did stays done")
         common.table(header, old)
@@ -156,13 +157,15 @@ def _head(reading: RunView, url: str | None) -> list[str]:
     as_of = f" as of event {state.seq} of {row.seq}" if reading.past else ""
     lines = [
         f"run      {row.run_id}{as_of}",
-        f"agent    {row.agent}@{state.version}, tenant {row.tenant}{place_words(row.queue, row.priority)}"
+        f"agent    {versioned(row.agent, state.version)}{'' if state.version else ' in the version of the worker that begins it'}, tenant {row.tenant}{place_words(row.queue, row.priority)}"
         + (f", for {row.actor}" if row.actor else ""),
         f"status   {reading.status}" + _about(reading, url),
         f"input    {shown(state.created.input, 200) if state.created else ''}",
     ]
     imported = row.imported
-    if imported is not None:
+    if reading.fork is not None:
+        lines.insert(1, f"fork     {reading.fork.removeprefix('a fork of ')}")
+    elif imported is not None:
         lines.insert(
             1,
             f"specimen exported at {imported.exported_at}, imported at {common.iso(imported.imported_at)} by {imported.by}: nothing drives it",
@@ -180,7 +183,7 @@ def _head(reading: RunView, url: str | None) -> list[str]:
         lines.append(f"said     {clip(state.said, 200)}")
     lines.append(f"created  {common.iso(row.created_at)} ({span(now - row.created_at)} ago), last event {common.iso(state.updated_at)}")
     lines.append(f"journal  {plural(state.seq, 'event')}, {plural(len(state.calls), 'call')}, epoch {state.epoch}")
-    for one in reading.reopenings:
+    for one in reading.reopened_since:
         why = f": {clip(one.reason, 200)}" if one.reason else ""
         lines.append(f"reopened at event {one.seq}, {one.at}, by {one.by}: it went on from event {one.back_to}{why}")
     lines += [f"changed  {change.what}: {change.before} → {change.after}" for change in state.pin_changes]
@@ -188,7 +191,7 @@ def _head(reading: RunView, url: str | None) -> list[str]:
 
 
 def _cost(reading: RunView, store: Reading) -> list[str]:
-    known = bool(reading.state.children) and not reading.past
+    known = bool(own_children(reading.state)) and not reading.past
     lines = [f"cost     {cost_words(reading.state, reading.events, cost_with_children(store, reading.row) if known else None)}"]
     ledgers = [] if reading.past else store.ledgers(reading.row.run_id)
     return lines + [f"budget   {budget_words(budget_view(ledger), reading.row.run_id)}" for ledger in ledgers]
@@ -206,7 +209,7 @@ def _answer(ask: AskState, load: Callable[[Payload], bytes]) -> str:
 
 
 def _child(child: ChildState) -> tuple[str, ...]:
-    asked = called(f"{child.agent}@{child.version}", child.input, 50)
+    asked = called(versioned(child.agent, child.version), child.input, 50)
     return (str(child.number), child.run_id, asked, outcome(child) if child.ended else "")
 
 

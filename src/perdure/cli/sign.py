@@ -1,4 +1,7 @@
-"""`perdure sign`: signed statements about the heads of all runs, to be kept where the database's users cannot write."""
+"""`perdure sign`: signed statements about the heads of all runs.
+
+Keep them where users of the database cannot write.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +49,13 @@ def command(
 ) -> int:
     """Sign the heads of all runs of the journal: one statement, appended to a file.
 
-    `perdure verify --signatures FILE --public-key FILE` shows later whether the journal still has all that was signed: also
-    against a user who can write to the whole database and compute every hash again. Keep the private key and the file where
-    that user cannot write. A statement names every run that has changed since the one before, of all tenants. Code 7, and
-    nothing is signed, when the journal has less, or something else, than the last statement says.
+    `perdure verify --signatures FILE --public-key FILE` shows later whether the journal still has everything that was
+    signed. This finds changes even by a user who can write to the whole database and compute every hash again. Keep
+    the private key and the file where that user cannot write. A statement names every run, of all tenants, that has
+    changed since the last statement. Code 7, and nothing is signed, when the journal no longer has everything that the
+    last statement says.
 
-    A URL gets each statement by webhook, signed also with webhook_secret, under the rules of webhook_hosts.
+    With a URL, each statement is also sent by webhook, signed with webhook_secret, under the rules of webhook_hosts.
     """
     if make:
         if key is not None or places or every is not None:
@@ -134,7 +138,8 @@ class _Signer:
     def sign(self, url: str | None) -> NewStatement:
         """Append the next statement to the file. When this returns, the statement is durable."""
         with self._opened() as file:
-            # Until the file is closed, no other process appends to it: both would continue the same statement.
+            # While this process has the lock, no other process can append. Without it, two statements could follow the
+            # same one.
             fcntl.flock(file, fcntl.LOCK_EX)
             book = Book.read(self.file, self._key.public)
             if book.problem is not None:
@@ -162,7 +167,7 @@ class _Signer:
         try:
             is_new = not self.file.exists()
             file = os.fdopen(os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
-            if is_new:  # the name must be on the disk before a statement counts as kept
+            if is_new:  # the name of the file must be on the disk before the statement counts as durable
                 folder = os.open(self.file.parent, os.O_RDONLY)
                 os.fsync(folder)
                 os.close(folder)
@@ -171,7 +176,7 @@ class _Signer:
         return file
 
     def post(self, made: NewStatement) -> list[str]:
-        """Send the statement, without the lines of its runs, to each webhook. Returns what has failed, in words."""
+        """Send the statement, without the lines of its runs, to each webhook. Returns the failures in words."""
         return asyncio.run(self._post(made)) if self._hooks else []
 
     async def _post(self, made: NewStatement) -> list[str]:

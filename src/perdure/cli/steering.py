@@ -36,7 +36,10 @@ def speaker(by: str | None) -> str:
 
 
 def source() -> str:
-    """The source of a post, for the journal. It always names the user of this process, also if --by names another."""
+    """The source of a post, for the journal.
+
+    It always names the user of this process, even if --by names another person.
+    """
     return f"cli {os_user()}@{socket.gethostname()}"
 
 

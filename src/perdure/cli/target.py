@@ -122,8 +122,8 @@ def _importable(top: Path, seen: set[Path] | None = None) -> list[Path]:
 # -- Loading targets
 
 
-# The message does not say "has no agent": if a module creates an agent only when the module runs, a parser cannot see
-# this agent. And a module is never run only because a database names it.
+# The message does not say "has no agent": a parser cannot see an agent that the module creates only when it runs. And
+# a module is never run only because a database names it.
 _NOT_SEEN = "does not declare {} as far as can be seen without running it"
 _TOOLS = " --tools "  # between the plan's file and the tools' file, in a recorded target and in a command
 

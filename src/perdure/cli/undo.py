@@ -43,8 +43,8 @@ def command(run_id: str, target: str | None, tools: str | None, yes: bool, dry_r
     """Undo RUN, which has ended: call the @tool.compensate hooks for the completed calls of RUN and of its children.
 
     The last call is undone first. The hooks are calls of a separate run, RUN/undo. If you run the command again, it
-    continues where it stopped, and tries a failed hook again. Without TARGET the code recorded with the run is used,
-    as by `perdure resume`.
+    continues where it stopped, and tries a failed hook again. Without TARGET the recorded code of the run is used, as
+    in `perdure resume`.
     """
     from perdure.undo import undoable
 

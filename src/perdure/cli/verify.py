@@ -50,10 +50,11 @@ def command(
     """Recompute the hash chain of RUN, or of every run, from the stored bytes.
 
     Code 7 when something is not as it was written; the first bad event is named. The journal-wide chain shows whether
-    the end of a journal was cut off. Without RUN also: whether a run was deleted, whether every journal has its run,
-    and whether the database still has the triggers that keep journals append-only.
+    the end of a journal was cut off. Without RUN it also checks whether a run was deleted, whether every journal has
+    its run, and whether the database still has the triggers that keep journals append-only.
 
-    --repair never changes an event. It refuses a run that a worker holds, and leaves what only a backup can restore.
+    --repair never changes an event. It refuses a run that a worker holds. It does not repair what only a backup can
+    restore.
     """
     if yes and not repair:
         raise InvalidInput("--yes belongs to --repair: without it nothing is changed, and nothing is asked")
@@ -120,7 +121,7 @@ def command(
 
 
 def _unsigned(store: Reading, file: str, book: Book) -> list[str]:
-    """What contradicts the statements. Only so many runs are named one by one."""
+    """How the journal contradicts the statements, in words. At most NAMED runs are named one by one."""
     empty = None if book.statements else f"{file} holds no statement that this key has signed"
     found = [problem for problem in (book.problem or empty,) if problem is not None]
     wrong = list(signed_problems(store, book))
@@ -137,7 +138,7 @@ def _told(file: str, book: Book) -> str:
 
 
 def _repaired(store: Store, verdict: Verdict, yes: bool, as_json: bool) -> Verdict:
-    """Show and write the repair, if there is one and the user agrees. Returns the verdict after it."""
+    """Show the repair, if there is one, and write it if the user agrees. Returns the verdict after the repair."""
     row = require(store, verdict.run_id)
     planned = plan_repair(store, row)
     if planned is None:

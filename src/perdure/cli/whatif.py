@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from perdure.settings import Settings
 
 Kind = Literal["same", "other_path", "different", "would_call", "failed"]
-PARALLEL = 8  # rehearsals at a time: mostly they wait for a model
+PARALLEL = 8  # how many rehearsals run at a time: most of the time they wait for a model
 _WORDS: dict[Kind, str] = {
     "same": "same path",
     "other_path": "same outcome, another path",
@@ -46,22 +46,22 @@ _DIFFER = ("different", "would_call", "failed")
 
 
 class Verdict(Struct, frozen=True):
-    """What has become of one run in its rehearsal."""
+    """The result of the rehearsal of one run."""
 
     run_id: str
     verdict: Kind
     was: str  # the recorded outcome in words
-    now: str  # the outcome of the rehearsal in words; why it could not be rehearsed
+    now: str  # the outcome of the rehearsal in words, or why the run could not be rehearsed
     before: Usage
     after: Usage
-    asked: Usage  # what this rehearsal has really used
+    asked: Usage  # what this rehearsal itself has used
     would_call: list[DiffCall]  # calls of tools, children and approvals that the recorded run did not make
 
 
 class _Outcome(Struct):
     verdicts: list[Verdict]
     total: int
-    left: str | None = None  # why runs were left out; None: all were rehearsed
+    left: str | None = None  # why runs were left out; None: all runs were rehearsed
 
 
 @click.command("whatif")
@@ -93,11 +93,11 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> int:
-    """Rehearse recorded runs of an agent with this code, prompt or model: which of them would end in another way?
+    """Rehearse recorded runs of an agent with this code, prompt or model: which of them would end differently?
 
-    Each run is rehearsed from its beginning. Calls with a recorded outcome get that outcome, models are asked about
-    everything else, and no other tool is called (see perdure fork --help). Code 7 if a run would end in another way,
-    would call something else, or could not be rehearsed. Code 3 if runs were left out, and none of the others differs.
+    Each run is rehearsed from its beginning. Calls with a recorded outcome get that outcome. Models are asked about
+    everything else, and no other tool is called (see perdure fork --help). Code 7 if a run would end differently,
+    would call something else, or could not be rehearsed. Code 3 if runs were left out, and no other run differs.
     """
     settings = common.settings_with(url=url)
     agent = _agent(target, tools, name)
@@ -115,7 +115,9 @@ def command(
         "text": compares_text,
     }
     with common.existing_runs(url) as store, _kept(state_file, question) as kept:
-        rows = list(islice(query.rows(store), limit))
+        # A stored rehearsal is no recorded run.
+        recorded = (row for row in query.rows(store) if (made := row.imported) is None or made.fork_of is None)
+        rows = list(islice(recorded, limit))
         work = _Work(rows, kept, asked, compares_text)
         interrupted = False
         try:
@@ -148,7 +150,7 @@ def _query(where: str | None, agent: str) -> Query:
 
 # -- rehearsing -------------------------------------------------------------------------------------------------------
 class _Work:
-    """Rehearses runs, several at a time, and keeps each verdict as soon as it is there."""
+    """Rehearses runs, several at a time, and keeps each verdict as soon as there is one."""
 
     def __init__(self, rows: Sequence[RunRow], kept: _Kept, agent: Agent[Any, Any], compares_text: bool) -> None:
         done = [kept.verdicts[row.run_id] for row in rows if row.run_id in kept.verdicts]
@@ -184,7 +186,7 @@ class _Work:
 
         for row in self._rows:  # all tasks share this iterator
             try:
-                verdict = judged(await forks.fork(row.run_id, self._agent), self._compares_text)
+                verdict = judged((await forks.fork(row.run_id, self._agent))[0], self._compares_text)
             except OverBudget:
                 self.found.left = f"the budget of {money(purse.limit or 0)} is used up"
             except NotReady as error:
@@ -214,7 +216,7 @@ class _Work:
 
 
 def judged(fork: Fork, compares_text: bool = True) -> Verdict:
-    """The verdict on a rehearsal. With `compares_text=False`, two results that are text count as the same."""
+    """The verdict on a rehearsal. With `compares_text=False`, two results that are texts count as equal."""
     left, right = fork.diff.left, fork.diff.right
     texts = isinstance(left.output, str) and isinstance(right.output, str)
     same_outcome = fork.diff.same_outcome or (not compares_text and texts and left.status == right.status)
@@ -233,7 +235,7 @@ def judged(fork: Fork, compares_text: bool = True) -> Verdict:
 
 # -- finished verdicts ------------------------------------------------------------------------------------------------
 class _Kept:
-    """The verdicts of a state file: the first line is the question, each further line is one verdict."""
+    """The verdicts in a state file. The first line is the question, and each other line is one verdict."""
 
     def __init__(self, file: BinaryIO | None, verdicts: dict[str, Verdict]) -> None:
         self.verdicts = verdicts
@@ -247,7 +249,7 @@ class _Kept:
 
 @contextmanager
 def _kept(path: str | None, question: dict[str, Any]) -> Iterator[_Kept]:
-    """The verdicts so far. InvalidInput if the file answers another question, or is used by another process."""
+    """The verdicts so far. InvalidInput if the file belongs to another question, or if another process uses it."""
     if path is None:
         yield _Kept(None, {})
         return
@@ -269,7 +271,7 @@ def _kept(path: str | None, question: dict[str, Any]) -> Iterator[_Kept]:
             verdicts = [msgspec.json.decode(line, type=Verdict) for line in lines]
         except msgspec.MsgspecError:
             raise InvalidInput(f"--state {path} is not a state file of perdure whatif; name a new file") from None
-        # A process that was killed may have left half a line at the end.
+        # If a process was killed, there may be half a line at the end: remove it.
         file.seek(len(whole) + 1 if whole else 0)
         file.truncate()
         if not whole:

@@ -1,7 +1,7 @@
 """A query over runs, as people type it after `--where`: status:failed agent:support error:*503*.
 
-All terms must match. The store selects what its Filter knows; the rest is compared row by row, while the rows are read
-page by page. So a query over very many runs needs little memory.
+All terms must match. The store selects by the fields of its Filter. The other terms are compared row by row, while the
+rows are read page by page. So a query over very many runs needs little memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def where_option(words: str) -> Callable[[F], F]:
 
 
 class Query(Struct, frozen=True):
-    """What a person asked for. An empty field selects all runs."""
+    """The terms of a query. An empty field selects all runs."""
 
     statuses: tuple[str, ...] = ()
     agent: str | None = None
@@ -62,11 +62,14 @@ class Query(Struct, frozen=True):
 
     @property
     def filter(self) -> Filter:
-        """The part that the store selects. A run is created before its last event: so `until` also bounds that."""
+        """The part of the query that the store selects.
+
+        No run is created after its last event, so `until` bounds both times.
+        """
         return Filter(self.statuses[0] if len(self.statuses) == 1 else None, self.agent, self.tenant, before=self.until)
 
     def matches(self, row: RunRow) -> bool:
-        """Does this run match? Also the terms that the store selects are compared."""
+        """Does this run match all terms? The terms that the store selects are compared too."""
         return (
             (not self.statuses or row.status in self.statuses)
             and self.agent in (None, row.agent)
@@ -86,7 +89,7 @@ class Query(Struct, frozen=True):
 
 
 def parse_query(text: str, now: int) -> Query:
-    """The query that the text says. InvalidInput, with the keys, if a key or a value is unknown."""
+    """Parse a query. InvalidInput names the known keys if a key or a value is unknown."""
     found: dict[str, list[str]] = {}
     place = 0
     while text[place:].strip():
@@ -135,7 +138,7 @@ def _is_like(text: str, pattern: str) -> bool:
 
 
 def _is_in(text: str, pattern: str) -> bool:
-    """Is the pattern in the text? Upper and lower case count as the same: providers write errors in many ways."""
+    """Is the pattern in the text? Upper and lower case are the same, because providers write errors in many ways."""
     text, pattern = text.casefold(), pattern.casefold()
     return fnmatchcase(text, pattern) if _WILD.search(pattern) else pattern in text
 

@@ -13,7 +13,7 @@ _ROLE = "role:"
 
 
 def os_user() -> str:
-    """The user of this process, from the effective uid. Not from the environment, because the user can change it."""
+    """The user of this process, by its effective uid. The environment is not used, because the user can change it."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -15,7 +15,7 @@ from perdure.cli.target import recorded_target, words_for
 from perdure.errors import PerdureError
 from perdure.inspect.cost import budget_words
 from perdure.inspect.inside import InspectedFrame, failing_frame, look_inside
-from perdure.inspect.text import clip, moment, place_words, plural, span
+from perdure.inspect.text import clip, moment, place_words, plural, span, versioned
 from perdure.inspect.view import require
 from perdure.inspect.why.calls import CallInDoubt, Done
 from perdure.inspect.why.context import Holder, stopped_words
@@ -59,20 +59,20 @@ def command(run_id: str, url: str | None, as_json: bool) -> None:
 
 
 def _failing(store: Reading, row: RunRow, settings: Settings) -> InspectedFrame | None:
-    """The line that failed and its variables, if the code that `resume` would load is still that of the run."""
+    """The line that failed and its variables, if the code that `resume` would load is still the code of the run."""
     from perdure.cli.inspect_run import opened_run  # imported only for runs that failed
 
     try:
         with redirect_stdout(sys.stderr), opened_run(store, row, recorded_target(store, row, settings.url), None, settings) as moment:
             return failing_frame(look_inside(moment))
     except PerdureError:
-        return None  # the code is gone, has another version, or asks for something else: the page is complete without it
+        return None  # the code is gone, has another version, or diverges: the page is complete without it
 
 
 def _print(page: Why, now: int, options: str) -> None:
     common.out(
         common.style(common.clean(f"run {page.run_id}"), bold=True)
-        + common.clean(f"  {page.agent}@{page.version}, tenant {page.tenant}{place_words(page.queue, page.priority)}")
+        + common.clean(f"  {versioned(page.agent, page.version)}, tenant {page.tenant}{place_words(page.queue, page.priority)}")
     )
     common.out(common.style(common.clean(page.sentence), common.STATUS_COLOURS.get(page.status), bold=True))
     if page.holder is not None and page.holder.lease_until is not None:
@@ -83,6 +83,8 @@ def _print(page: Why, now: int, options: str) -> None:
         common.out(common.clean(f"      {line}"))
     if page.parent is not None:
         common.out(common.clean(f"child of run {page.parent} (its call {page.parent_call}): {shell.command('why', page.parent)}{options}"))
+    if page.fork is not None:
+        common.out(common.clean(page.fork))
     if page.said:
         common.out(common.clean(f'the agent last reported: "{page.said}"'))
     for one in page.reopened[-REOPENED_SHOWN:]:
@@ -164,7 +166,7 @@ def _ended(page: Why, ended: list[Done], count: int, now: int, options: str) -> 
 
 
 def _superseded(page: Why, now: int, options: str) -> list[str]:
-    """What the run did before it was reopened, and how to take it back."""
+    """What the run did before it was reopened, and how to undo that."""
     if not page.superseded:
         return []
     shown = page.superseded[-SUPERSEDED_SHOWN:]

@@ -95,8 +95,9 @@ async def _serve_once(
             common.note(f"perdure: the database is available after {time.monotonic() - since_s:.0f} s")
         for line in _banner(settings, served, list(app.versions), queues, facts):
             common.note(common.clean(f"perdure: {line}"))
-        # Modules, agents and the open store live as long as the process. gc.freeze makes each full garbage collection
-        # skip these objects. Without it, garbage collection would take a twentieth of the time of a busy worker.
+        # Modules, agents and the open store stay in memory until the process ends. gc.freeze makes each full garbage
+        # collection skip these objects. Without it, garbage collection would take a twentieth of the time of a busy
+        # worker.
         gc.collect()
         gc.freeze()
         await app.work(stop=stop)

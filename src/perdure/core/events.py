@@ -86,7 +86,7 @@ class Body(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type"):
 class RunCreated(Body, frozen=True, tag="run_created"):
     run_id: str
     agent: str
-    version: str
+    version: str  # empty: the version of the first worker that claims the run
     tenant: str
     input: Payload
     actor: str | None = None
@@ -100,6 +100,15 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     budget: Limits | None = None
     key_scheme: int = 1  # how the keys of the run's calls are derived: see core/identity.py
     key_namespace: str = ""
+    # Only of a fork: the run with which its history began. The events up to `inherited` are copies of events of the run
+    # that was forked; the next event is `run_forked`.
+    forked_from: str | None = None
+    inherited: int = 0
+    # Only of a fork that is a rehearsal, in which nothing touches the world: the run that is rehearsed. Its agent sees that id.
+    rehearses: str | None = None
+    # The run was started by the agent's name, without its code. The worker that begins the run checks the input, and
+    # records the budget that the agent declares.
+    by_name: bool = False
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):
@@ -110,6 +119,8 @@ class RunClaimed(Body, frozen=True, tag="run_claimed"):
     # How many other runs may have killed the previous worker. If this run is a suspect, this number counts only the
     # other suspects of that worker. If not, it counts all other runs that the worker held.
     lost_with: int = 0
+    # The version of the worker's code, which the run takes with this claim: only if the run had no version before.
+    version: str = ""
 
 
 class RunReleased(Body, frozen=True, tag="run_released"):
@@ -130,7 +141,7 @@ class ToolCallProposed(Body, frozen=True, tag="tool_call_proposed"):
     key: str
     args: Payload
     digest: str
-    until: Literal["approval", "rate", "budget", "handover"]
+    until: Literal["approval", "rate", "budget", "handover", "fork"]  # "fork": for ever, because the run is a rehearsal
     at: int | None = None  # only for `until="rate"`: when the rate limit allows the call to start
 
 
@@ -302,7 +313,7 @@ class ChildStarted(Body, frozen=True, tag="child_started"):
     """A child was started. The same commit creates the child's run."""
 
     agent: str
-    version: str
+    version: str  # as in RunCreated
     run_id: str
     input: Payload
     digest: str
@@ -311,6 +322,7 @@ class ChildStarted(Body, frozen=True, tag="child_started"):
     budget: Limits | None = None
     key_scheme: int = 1  # the child's key scheme
     key_namespace: str = ""
+    rehearsed: bool = False  # the run is a rehearsal: no child was started, and there is no run with this id
 
 
 class ChildFinished(Body, frozen=True, tag="child_finished"):
@@ -379,6 +391,22 @@ class RunAdopted(Body, frozen=True, tag="run_adopted"):
     note: str | None = None
 
 
+class FrameChanged(Body, frozen=True, tag="frame_changed"):
+    """A person let another version of a ReAct agent continue the run: its next turn has the frame of that version.
+
+    The frame of a turn is what the request to the model has beside its messages: instructions, tools, model, limits.
+    The turns before this event are replayed with the frame that is recorded here.
+    """
+
+    version: str
+    by: str
+    frame: Payload
+    # The frame applies to what the agent asked for because of this event, or because of an earlier one: it is the last
+    # event after which the journal has a statement of the agent.
+    after: int
+    note: str | None = None
+
+
 class PinChanged(Body, frozen=True, tag="pin_changed"):
     """A tool has changed since the run first called it."""
 
@@ -393,6 +421,12 @@ class BudgetExceeded(Body, frozen=True, tag="budget_exceeded"):
     limit: int
     used: int  # spent plus reserved
     wanted: int
+
+
+class BudgetDeclared(Body, frozen=True, tag="budget_declared"):
+    """The budget that the agent's code declares, for a run that was started by name. It applies from this event on."""
+
+    limits: Limits
 
 
 class BudgetRaised(Body, frozen=True, tag="budget_raised"):
@@ -450,6 +484,41 @@ class RunReopened(Body, frozen=True, tag="run_reopened"):
     # Superseded calls that may have happened, and what each of them may have cost. These costs are charged now,
     # because the agent may never make these calls again.
     unsettled: tuple[Unsettled, ...] = ()
+
+
+class RunForked(Body, frozen=True, tag="run_forked"):
+    """A person made this run out of the events of another run: all events before this one are copies.
+
+    What these events say about the world, the other run has done. Their calls are never attempted here.
+    """
+
+    run_id: str  # the run that begins here; a fork of a fork has an event for each of them
+    parent: str  # the run that was forked
+    at: int  # the event of `parent` after which the agent goes on
+    head: str  # the hash of the last event of `parent` that was copied
+    by: str
+    reason: str | None = None
+    edits: tuple[int, ...] = ()  # calls with another result than in `parent`: see `call_answered`
+    input: bool = False  # the input is another one than in `parent`
+    model: str | None = None  # the model that was set instead of the agent's own
+
+
+AnswerSource = Literal["recorded", "edited", "answers", "simulated", "read"]
+
+
+class CallAnswered(Body, frozen=True, tag="call_answered"):
+    """The agent of a fork got this answer to its call, and no attempt was made. It says nothing about the world.
+
+    `source`: the recorded run; a person who edited the result; a prepared answer; the tool's stand-in; or the `read` tool or
+    the model itself, which a rehearsal may ask.
+    """
+
+    source: AnswerSource
+    result: Payload | None = None
+    failure: Failure | None = None
+    attempt: int = 1  # how many attempts the failed call had
+    child: str | None = None  # the id of the child whose recorded end this is
+    usage: Usage | None = None  # only of `read`: what the rehearsal has really used
 
 
 class CallRequestedAgain(Body, frozen=True, tag="call_requested_again"):
@@ -512,8 +581,10 @@ AnyBody = (
     | RunPaused
     | RunUnpaused
     | RunAdopted
+    | FrameChanged
     | PinChanged
     | BudgetExceeded
+    | BudgetDeclared
     | BudgetRaised
     | ThoughtRecorded
     | DecisionMade
@@ -522,6 +593,8 @@ AnyBody = (
     | AttentionNeeded
     | RunRequeued
     | RunReopened
+    | RunForked
+    | CallAnswered
     | CallRequestedAgain
     | OutcomeReused
     | RunSucceeded

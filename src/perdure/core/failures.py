@@ -19,7 +19,7 @@ import msgspec
 
 from perdure.core.codec import parse
 from perdure.core.events import Failure, FailureKind
-from perdure.errors import ArtifactNotSaved, Fatal, InvalidInput, NotReady, NotSent, RetryLater
+from perdure.errors import ArtifactNotSaved, Fatal, InvalidInput, NotReady, NotSent, PerdureError, RetryLater
 
 IN_DOUBT_KINDS: frozenset[FailureKind] = frozenset(("timeout", "reset", "server_error", "not_saved", "process_died", "cancelled"))
 # These failures prove that nothing happened, so every effect class allows another attempt. `refused` proves nothing,
@@ -302,6 +302,8 @@ def _traceback(error: BaseException) -> str | None:
         step = step.tb_next
     if own and inside >= _FRAMES:
         frames[0] = own
+    if not own and isinstance(error, PerdureError):
+        return None  # perdure itself refuses something: its message says all, and its own lines say nothing more
     return clean("\n".join(frames), MAX_TRACEBACK_CHARS) if frames else None
 
 

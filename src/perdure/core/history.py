@@ -34,12 +34,14 @@ from perdure.core.events import (
     ApprovalExpired,
     ApprovalRequested,
     ApprovalWithdrawn,
+    CallAnswered,
     CallRequestedAgain,
     CancelRequested,
     ChildFinished,
     ChildStarted,
     DecisionMade,
     Event,
+    FrameChanged,
     ModelCallCompleted,
     ModelCallFailed,
     OutcomeReused,
@@ -92,6 +94,7 @@ WAKES = frozenset(
             ChildFinished,
             CancelRequested,
             OutcomeReused,
+            CallAnswered,
         ),
         *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
     )
@@ -125,7 +128,7 @@ def ends_wait(event: Event, *, of_tool: bool) -> bool:
             return body.outcome != "did_not_happen"
         case ApprovalDecided():
             return not (of_tool and body.granted)
-        case ToolCallCompleted() | ApprovalExpired() | ApprovalWithdrawn() | ChildFinished():
+        case ToolCallCompleted() | ApprovalExpired() | ApprovalWithdrawn() | ChildFinished() | CallAnswered():
             return True
         case _:
             return False
@@ -167,11 +170,13 @@ class History(Struct, frozen=True):
     sources: dict[int, Event] = {}  # seq → event, for each event that an `outcome_reused` names
 
 
-def history(events: Sequence[Event]) -> History:
-    """The part of a journal that the agent knows."""
-    if RunReopened not in map(type, map(_body, events)):  # the common case; a generator would be three times as slow
+def history(events: Sequence[Event], state: RunState | None = None) -> History:
+    """The part of a journal that the agent knows. `state`: the fold of these events, if the caller has it."""
+    reopened = list(map(type, map(_body, events))).count(RunReopened)  # a generator would take three times as long
+    if not reopened:
         return History(events)
-    state = RunState()
+    # What is asked of the state at a `run_reopened` is the same after it. So with one of them, the fold of all events will do.
+    folded, state = state is not None and reopened == 1, state if state is not None and reopened == 1 else RunState()
     kept: list[Event] = []
     branches: list[Branch] = []
     requests: dict[int, Event] = {}
@@ -189,7 +194,8 @@ def history(events: Sequence[Event]) -> History:
             again = set()
             earlier = _earlier(state, kept, requests, events[:place])
             branches.append(Branch(last, first, event.seq, _end_of_commit(events, place), earlier))
-        state.apply(event)
+        if not folded:
+            state.apply(event)
         if branches and event.call in branches[-1].earlier.requests and event.call not in again and type(body) is not CallRequestedAgain:
             # The agent has not made this superseded call again. `keep` stores the event until the agent does that.
             branches[-1].earlier.keep(event)
@@ -216,7 +222,7 @@ def _seq(event: Event) -> int:
 def _end_of_commit(events: Sequence[Event], place: int) -> int:
     """The seq of the last event in the commit of the `run_reopened` at this place."""
     reopened = events[place].seq
-    beside = (OutcomeReused, RunAdopted, ChildFinished)
+    beside = (OutcomeReused, RunAdopted, FrameChanged, ChildFinished)
     while place + 1 < len(events) and isinstance(events[place + 1].body, beside) and events[place + 1].cause == reopened:
         place += 1
     return events[place].seq
@@ -251,10 +257,18 @@ def _add_outcome(outcomes: dict[int, list[Event]], event: Event, *, of_tool: boo
 def _is_the_same(state: RunState, number: int) -> bool:
     """If the agent makes this superseded call again, is it the same call? If not, nothing of the call has happened."""
     call = state.calls.get(number)
+    if call is None and number <= state.forked_numbers:
+        # The agent of a fork asks for an approval again: the people who decided about the run that was forked did not
+        # decide about this one. A child of that run has an outcome, or the fork starts a child of its own.
+        return number in state.children and state.children[number].ended is not None
     if call is None:
         return number in state.children or state.asks[number].outcome in ("approved", "rejected")
     if not call.begun:
         return False
+    if call.inherited and call.phase == "failed":
+        # It is never attempted in a fork. If it may have happened, its failure is its outcome. If not, the agent makes
+        # a new call.
+        return not is_repeatable(call) or is_certain_end(call)
     # The first attempt of a call uses the approval of the call. So after a failure that proves that nothing happened,
     # the agent makes a new call, and the new call needs a new approval.
     return not (call.phase == "failed" and call.approval is not None and is_repeatable(call) and not is_certain_end(call))

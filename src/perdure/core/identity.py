@@ -43,13 +43,17 @@ class CallKeys:
         self._tools: dict[str, bytes] = {}  # the name of a tool → that name as `_framed` returns it
 
     @classmethod
-    def of(cls, created: RunCreated) -> CallKeys:
-        """The keys of the run with this `run_created` event."""
+    def of(cls, created: RunCreated, fork: str | None = None) -> CallKeys:
+        """The keys of the run with this `run_created` event.
+
+        In the journal of a fork, calls have the keys of the run that made them: first those of the run with which the history
+        began, and after each `run_forked` those of the run that begins there (`fork`).
+        """
         if not 1 <= created.key_scheme <= KEY_SCHEME:
             raise StoreVersion(
                 f"run {created.run_id} makes its keys by scheme {created.key_scheme}, and this perdure knows {KEY_SCHEME}: upgrade perdure"
             )
-        return cls(created.tenant, created.run_id, created.agent, created.key_namespace, created.key_scheme)
+        return cls(created.tenant, fork or created.forked_from or created.run_id, created.agent, created.key_namespace, created.key_scheme)
 
     def __repr__(self) -> str:
         return f"CallKeys({', '.join(self._parts)})"

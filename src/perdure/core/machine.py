@@ -54,6 +54,8 @@ class Facts(Struct, frozen=True, gc=False):
     version: str
     parent: str | None = None
     depth: int = 0
+    origin: str = ""  # only of a fork: the run with which its history began; the same random numbers follow from it
+    frames: tuple[tuple[int, bytes], ...] = ()  # `RunState.frames`, with their payloads as JSON
 
 
 class Callee(Protocol):

@@ -359,6 +359,16 @@ def rejoined(number: int, sources: Sources) -> tuple[bytes, str]:
         raise StoreCorrupt(f"the request of call {number} cannot be made again: what the journal has of it is damaged ({error})") from None
 
 
+def frame_of(number: int, packed: Callable[[int], bytes]) -> dict[str, Any]:
+    """Everything in the request of call `number` except its messages. `packed` is the function of `Sources`."""
+    try:
+        own = _Own(packed(number)).fields
+        frame: dict[str, Any] = own["frame"] if "frame" in own else _Own(packed(_before(own["frame_of"], number))).fields["frame"]
+        return frame
+    except _DAMAGED as error:
+        raise StoreCorrupt(f"the request of call {number} cannot be made again: what the journal has of it is damaged ({error})") from None
+
+
 def added(number: int, sources: Sources) -> list[Any]:
     """The messages of call `number`'s request, without the prefix that this request shares with an earlier request.
 

@@ -6,31 +6,61 @@ call is a question. The owner of the rehearsal answers the question (`answer`), 
 
 The agent's clock shows recorded times. A timer fires before the first recorded outcome that is later than its due
 time.
+
+The rehearsal writes what the agent asks for and gets as the events of a fork (`journal`, see core/fork.py). A replay of
+these events gives the same. A call is only proposed in them: no event says that an attempt has begun.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct, structs
 
-from perdure.core.codec import Payload
-from perdure.core.events import OF_MODEL, CallRequestedAgain, Event, OutcomeReused, ToolCallInitiated, ToolCallProposed
+from perdure.core.codec import Payload, digest
+from perdure.core.events import (
+    OF_MODEL,
+    AnswerSource,
+    AnyBody,
+    ApprovalDecided,
+    ApprovalExpired,
+    ApprovalRequested,
+    ApprovalWithdrawn,
+    CallAnswered,
+    CallRequestedAgain,
+    ChildStarted,
+    Event,
+    OutcomeReused,
+    PlanGenerated,
+    RunCancelled,
+    RunFailed,
+    RunReleased,
+    RunSucceeded,
+    TimerFired,
+    ToolCallInitiated,
+    ToolCallProposed,
+    Usage,
+)
 from perdure.core.history import History, Superseded, ends_wait, history, is_stated
+from perdure.core.identity import approval_id, child_id
 from perdure.core.machine import (
     ApprovalSettled,
     AskApproval,
     Asked,
     CallCompleted,
+    CallFailed,
     CallTool,
     CancelAsked,
     Cancelled,
+    ChildEnded,
     Command,
     Completion,
     Failed,
     Finish,
     Machine,
+    Record,
+    SignalArrived,
     StartChild,
     Succeeded,
     TimerDue,
@@ -39,7 +69,6 @@ from perdure.core.prompt_deltas import digest_in
 from perdure.core.replay import completion_of, replay
 from perdure.errors import InvalidInput
 
-Source = Literal["recorded", "edited", "answers", "simulated", "read"]
 # A busy worker fires a timer late. So an outcome may come before a timer even if the timer was due this much earlier.
 _LATE_US = 1_000_000
 
@@ -52,7 +81,7 @@ class Taken(Struct, frozen=True):
     name: str
     args: bytes
     recorded: int | None  # the number of the same call in the recording; None: the recording has no such call
-    source: Source | None = None  # None: the call has no answer
+    source: AnswerSource | None = None  # None: the call has no answer
     answer: Completion | None = None
 
 
@@ -60,17 +89,141 @@ class _Outcome(Struct, frozen=True):
     seq: int
     ts: int
     completion: Completion
+    source: Event  # the recorded event that holds the completion
+
+
+class ForkJournal:
+    """The journal of a fork that is a rehearsal: copies of the recorded events, `run_forked`, and what the rehearsal adds."""
+
+    def __init__(self, events: Sequence[Event], run_id: str, tenant: str, pack: Callable[[bytes], Payload], ids: Iterator[str]) -> None:
+        self.events = list(events)
+        self._run_id = run_id
+        self._tenant = tenant
+        self._pack = pack
+        self._ids = ids
+        self._stated = {event.call: event.seq for event in events if event.call is not None and is_stated(event)}
+        self._asked = {event.call: event.seq for event in events if isinstance(event.body, ApprovalRequested)}
+        self.forked = len(self.events) + 1  # the seq of `run_forked`, which comes next
+        self._numbers = max((event.call for event in events if event.call is not None), default=0)
+
+    @property
+    def seq(self) -> int:
+        return self.events[-1].seq
+
+    def add(self, body: AnyBody, ts: int, *, call: int | None = None, cause: int | None = None) -> int:
+        event = Event(self.seq + 1, next(self._ids), ts, self.events[-1].epoch, call, self.seq if cause is None else cause, body)
+        self.events.append(event)
+        return event.seq
+
+    # -- what the agent asks for --------------------------------------------------------------------------------------
+    def state(self, command: Command, cause: int, now: int) -> None:
+        """Write down what the agent asks for or states."""
+        if isinstance(command, Asked):
+            number = command.number
+            again = number <= self._numbers
+            self._numbers = max(self._numbers, number)
+            body = CallRequestedAgain() if again else self._request(command, now)
+            self._stated[number] = self.add(body, now, call=number, cause=cause)
+            return
+        match command:
+            case Record(PlanGenerated(plan=plan) as stated) if plan.inline is not None:
+                self.add(structs.replace(stated, plan=self._pack(plan.inline)), now, cause=cause)
+            case Record(stated):
+                self.add(stated, now, cause=cause)
+            case Finish(Succeeded(output)):
+                self.add(RunSucceeded(self._pack(output)), now, cause=cause)
+            case Finish(Failed(failure)):
+                self.add(RunFailed(failure), now, cause=cause)
+            case Finish():
+                self.add(RunCancelled(), now, cause=cause)
+            case _:
+                pass  # the agent has stopped waiting for a call: a replay finds that out by itself
+
+    def _request(self, command: Asked, now: int) -> AnyBody:
+        match command:
+            case CallTool(_, tool, args):
+                return ToolCallProposed(tool.name, tool.effect, "", self._pack(args), digest(args), "fork")
+            case AskApproval(number, action, asked, policy, reason):
+                self._asked[number] = self.seq + 1
+                return policy.request(self._approval(number), action, self._pack(asked), asked, now=now, reason=reason)
+            case StartChild(number, agent, args):
+                run_id = child_id(self._run_id, number)
+                return ChildStarted(agent.name, agent.version, run_id, self._pack(args), digest(args), rehearsed=True)
+
+    def _approval(self, number: int) -> str:
+        return approval_id(self._tenant, self._run_id, number)
+
+    # -- what the agent gets ------------------------------------------------------------------------------------------
+    def bring(
+        self,
+        completion: Completion,
+        now: int,
+        answer: AnswerSource,
+        source: Event | None,
+        asked: Event | None,
+        timer_cause: int,
+        used: Usage,
+    ) -> tuple[int, int]:
+        """Write down what the agent gets. Returns the event, and the event that holds its payload.
+
+        `source`: the recorded event; None if the answer is not recorded. `asked`: the recorded request for the approval.
+        """
+        match completion:
+            case CallCompleted(number, result):
+                body: AnyBody = CallAnswered(answer, self._pack(result), usage=used if used != Usage() else None)
+            case CallFailed(number, failure, attempts):
+                body = CallAnswered(answer, failure=failure, attempt=attempts, usage=used if used != Usage() else None)
+            case ChildEnded(number, run_id, output, problem):
+                body = CallAnswered(answer, None if output is None else self._pack(output), problem, child=run_id)
+            case ApprovalSettled(number=number):
+                return self._settle(number, now, source, asked)
+            case SignalArrived():
+                assert source is not None
+                seq = self.add(source.body, now)
+                return seq, seq
+            case TimerDue(timer):
+                seq = self.add(TimerFired(timer), now, cause=timer_cause)
+                return seq, seq
+            case _:
+                raise AssertionError(completion)  # a cancel of the recorded run is left out
+        # What a person edited was not caused by the call.
+        seq = self.add(body, now, call=number, cause=self.forked if answer == "edited" else self._stated[number])
+        return seq, seq
+
+    def _settle(self, number: int, now: int, source: Event | None, asked: Event | None) -> tuple[int, int]:
+        assert source is not None and isinstance(source.body, ApprovalDecided | ApprovalExpired | ApprovalWithdrawn), source
+        if source.seq <= len(self.events) and self.events[source.seq - 1].event_id == source.event_id:
+            # It is the decision about a superseded call, which the agent makes again: it is in this journal already.
+            return self.add(OutcomeReused(source.seq), now, call=number, cause=self._stated[number]), source.seq
+        if number not in self._asked:
+            assert asked is not None and isinstance(asked.body, ApprovalRequested), asked
+            request = structs.replace(asked.body, approval=self._approval(number))
+            self._asked[number] = self.add(request, now, call=number, cause=self._stated[number])
+        settled: AnyBody = structs.replace(source.body, approval=self._approval(number))
+        seq = self.add(settled, now, call=number, cause=self._asked[number])
+        return seq, seq
+
+    def park(self, waiting_for: str, now: int) -> None:
+        """The rehearsal can go no further."""
+        self.add(RunReleased("waiting", waiting_for), now)
 
 
 class Rehearsal:
     """The rehearsal of one agent. The owner calls `close` at the end."""
 
     def __init__(
-        self, machine: Machine, events: Sequence[Event], at: int, load: Callable[[Payload], bytes], edits: Mapping[int, bytes] | None = None
+        self,
+        machine: Machine,
+        events: Sequence[Event],
+        at: int,
+        journal: ForkJournal,
+        load: Callable[[Payload], bytes],
+        edits: Mapping[int, bytes] | None = None,
     ) -> None:
         """Replay the recording up to the event `at`.
 
-        `edits`: number of a recorded call → the result to use instead (JSON).
+        `journal` has the copies of these events, and `run_forked`. `edits`: number of a recorded call → the result to
+        use instead (JSON).
 
         Raises Diverged if the code asks for other calls up to that event.
         """
@@ -79,10 +232,12 @@ class Rehearsal:
         kept = [event for event in events if event.seq <= at]
         rest = [event for event in past.events if event.seq > at]
         self.machine = machine
+        self.journal = journal
         self.taken: dict[int, Taken] = {}  # by the number of the call in the rehearsal
         self.outcome: Succeeded | Failed | Cancelled | None = None
         self._asked: dict[int, Asked] = {}
         self._now = kept[-1].ts if kept else 0
+        self._approvals = {event.call: event for event in events if isinstance(event.body, ApprovalRequested)}
         self._recorded = Superseded(_requests(events, rest), load)
         self._outcomes: dict[int, list[_Outcome]] = {}
         self._ready: list[_Outcome] = []  # recorded outcomes of calls for which the agent waits, and signals
@@ -97,16 +252,18 @@ class Rehearsal:
         for number, ends in machine.earlier.outcomes.items():
             # The run was reopened before `at`. If the agent makes a superseded call again, the call has its recorded
             # outcome.
-            found = [_Outcome(end.seq, end.ts, completion) for end in ends if (completion := completion_of(end, load)) is not None]
+            found = [_Outcome(end.seq, end.ts, completion, end) for end in ends if (completion := completion_of(end, load)) is not None]
             self._outcomes.setdefault(number, found)
         pending = [command for _, command in frontier.pending]
+        # The calls that the agent made before the point, and whose end it knew there.
+        self.ended = frontier.calls.keys() - {*machine.waits_for} - {one.number for one in pending if isinstance(one, Asked)}
         stated_now = {command.number for command in pending if isinstance(command, Asked)}
         for number in machine.waits_for:
             # The call was requested before `at`: if it has ended, its outcome is in the recording.
             if number not in stated_now:
                 self._asked[number] = frontier.calls[number]
                 self._await(number, number)
-        self._obey(pending)
+        self._obey(frontier.pending)
         self.go_on()
 
     def _load_outcomes(self, past: History, rest: Sequence[Event], load: Callable[[Payload], bytes]) -> None:
@@ -118,11 +275,16 @@ class Rehearsal:
             if completion is None or isinstance(completion, CancelAsked | TimerDue):
                 continue
             if number is None:
-                self._ready.append(_Outcome(event.seq, event.ts, completion))
+                self._ready.append(_Outcome(event.seq, event.ts, completion, source))
                 continue
             if number in self._edits and ends_wait(source, of_tool=number in tools):
                 completion = CallCompleted(number, self._edits[number])
-            self._outcomes.setdefault(number, []).append(_Outcome(event.seq, event.ts, completion))
+            self._outcomes.setdefault(number, []).append(_Outcome(event.seq, event.ts, completion, source))
+
+    @property
+    def now(self) -> int:
+        """The agent's clock."""
+        return self._now
 
     @property
     def questions(self) -> list[Asked]:
@@ -131,10 +293,10 @@ class Rehearsal:
             self._asked[number] for number, taken in sorted(self.taken.items()) if taken.source is None and number in self.machine.waits_for
         ]
 
-    def answer(self, number: int, completion: Completion, source: Source) -> None:
-        """Answer a question. Then the agent goes on."""
+    def answer(self, number: int, completion: Completion, source: AnswerSource, used: Usage) -> None:
+        """Answer a question. Then the agent goes on. `used`: what the answer has really cost."""
         self.taken[number] = structs.replace(self.taken[number], source=source, answer=completion)
-        self._deliver(self._now, completion)
+        self._deliver(self._now, completion, None, used)
         self.go_on()
 
     def go_on(self) -> None:
@@ -143,27 +305,34 @@ class Rehearsal:
             timer = self.machine.next_timer()
             first = min(self._ready, key=lambda one: one.seq, default=None)
             if timer is not None and (not self.questions if first is None else timer[0] + _LATE_US <= first.ts):
-                self._deliver(max(self._now, timer[0]), TimerDue(timer[1]))
+                self._deliver(max(self._now, timer[0]), TimerDue(timer[1]), None)
             elif first is not None:
                 self._ready.remove(first)
-                self._deliver(max(self._now, first.ts), first.completion)
+                self._deliver(max(self._now, first.ts), first.completion, first.source)
             else:
                 return
 
     def close(self) -> None:
         self.machine.close()
 
-    def _deliver(self, now: int, completion: Completion) -> None:
+    def _deliver(self, now: int, completion: Completion, source: Event | None, used: Usage = Usage()) -> None:  # noqa: B008
         self._now = now
         number = getattr(completion, "number", None)
         if number is not None and number not in self.machine.waits_for:
             return
-        if number is not None and number in self.taken:
-            self.taken[number] = structs.replace(self.taken[number], answer=completion)
-        self._obey(self.machine.deliver(now, completion))
+        taken = None if number is None else self.taken.get(number)
+        if taken is not None:
+            self.taken[taken.number] = structs.replace(taken, answer=completion)
+        asked = None if taken is None or taken.recorded is None else self._approvals.get(taken.recorded)
+        timer_cause = self.machine.timer_cause(completion.timer) if isinstance(completion, TimerDue) else 0
+        answer: AnswerSource = (taken.source if taken is not None else None) or "recorded"
+        seq, payload = self.journal.bring(completion, now, answer, source, asked, timer_cause, used)
+        self.machine.cause, self.machine.source = seq, payload
+        self._obey([(seq, command) for command in self.machine.deliver(now, completion)])
 
-    def _obey(self, commands: Sequence[Command]) -> None:
-        for command in commands:
+    def _obey(self, commands: Sequence[tuple[int, Command]]) -> None:
+        for cause, command in commands:
+            self.journal.state(command, cause, self._now)
             if isinstance(command, Asked):
                 self._asked[command.number] = command
                 self._await(command.number, self._same(command))
@@ -176,18 +345,11 @@ class Rehearsal:
         outcomes = [] if recorded is None else self._outcomes.pop(recorded, [])
         edited = recorded in self._edits
         if edited:
-            self._check_edit(command, self._edits[recorded])  # type: ignore[index]
+            check_edit(command, command.number, self._edits[recorded])  # type: ignore[index]
         self._ready += [structs.replace(one, completion=_numbered(one.completion, number)) for one in outcomes]
         ended = any(not (isinstance(command, CallTool) and _is_granted(one.completion)) for one in outcomes)
-        source: Source | None = None if not ended else "edited" if edited else "recorded"
+        source: AnswerSource | None = None if not ended else "edited" if edited else "recorded"
         self.taken[number] = Taken(number, *described(command), recorded, source)
-
-    def _check_edit(self, command: Asked, result: bytes) -> None:
-        if isinstance(command, AskApproval):
-            raise InvalidInput(f"call {command.number} is an approval: its decision cannot be edited")
-        callee = command.tool if isinstance(command, CallTool) else command.agent
-        if (misfit := callee.result_misfit(result)) is not None:
-            raise InvalidInput(f"the edited result of call {command.number} does not fit {callee.name}: {misfit}")
 
     def _same(self, command: Asked) -> int | None:
         kind, name, args = described(command)
@@ -198,6 +360,15 @@ class Rehearsal:
             found = self._recorded.take(kind, name, args, callee, None)
         # If the agent makes a superseded call again, the machine gives that call its old number.
         return command.number if found is None and command.number in self.machine.earlier.requests else found
+
+
+def check_edit(command: Asked, number: int, result: bytes) -> None:
+    """InvalidInput if this cannot be the edited result of the call."""
+    if isinstance(command, AskApproval):
+        raise InvalidInput(f"call {number} is an approval: its decision cannot be edited")
+    callee = command.tool if isinstance(command, CallTool) else command.agent
+    if (misfit := callee.result_misfit(result)) is not None:
+        raise InvalidInput(f"the edited result of call {number} does not fit {callee.name}: {misfit}")
 
 
 def described(command: Asked) -> tuple[Literal["tool", "model", "approval", "child"], str, bytes]:

@@ -28,7 +28,7 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.core.history import History, ends_wait, history, is_stated
-from perdure.core.state import CallState, RunState, fold, is_certain_end, is_repeatable, unsettled
+from perdure.core.state import CallState, RunState, fold, is_certain_end, is_repeatable, is_repeatable_class, unsettled
 from perdure.errors import Conflict, InvalidInput
 
 _NONE: Mapping[int, ChildFinished] = MappingProxyType({})
@@ -75,17 +75,20 @@ def reopening(
     again: list[int] = []
     children: list[int] = []
     reused: list[Event] = []
+    ends = {event.call: event for event in dropped if ends_wait(_source(event, past), of_tool=event.call in state.calls)}
     for event in dropped:
         number, source = event.call, _source(event, past)
         if number is None:
             if isinstance(source.body, SignalReceived):
                 reused.append(event)
         elif number in waiting and ends_wait(source, of_tool=number in state.calls):
+            if ends[number] is not event:
+                continue  # the person who makes a fork has given the call another result
             waiting.discard(number)
             call = state.calls.get(number)
             if call is not None and _is_tried_again(call, fresh):
                 again.append(number)
-            elif isinstance(source.body, ChildFinished) and source.body.status != "succeeded":
+            elif isinstance(source.body, ChildFinished) and source.body.status != "succeeded" and not state.children[number].inherited:
                 children.append(number)
             else:
                 reused.append(event)
@@ -99,9 +102,11 @@ def reopening(
             told.append((end, number))
     lost = sorted(_lost_approvals(state) & asked & waiting)
     if lost:
-        request = state.asks[lost[0]]
+        why = (
+            "was withdrawn when the run ended" if state.forked is None else "is about the run that was forked, and a fork asks for its own"
+        )
         raise InvalidInput(
-            f"{_cannot(state, back_to)}: the approval of call {lost[0]} was withdrawn when the run ended; go back to before event {request.asked_seq}"
+            f"{_cannot(state, back_to)}: the approval of call {lost[0]} {why}; go back to before event {state.asks[lost[0]].asked_seq}"
         )
     withdrawn = sorted(number for number, ask in state.asks.items() if number not in asked and _is_usable(ask.outcome, number, state))
     charged = unsettled(call for call in state.open.values() if call.asked_seq > back_to)
@@ -207,6 +212,8 @@ def _is_failure(event: Event) -> bool:
 
 
 def _is_tried_again(call: CallState, fresh: bool) -> bool:
+    if call.inherited:
+        return is_repeatable_class(call) and (fresh if call.phase == "completed" else call.approval is None)
     if call.phase == "completed":
         return fresh and call.effect == "read"
     # A used approval stays used. So a call with an approval keeps its failure, and the agent may make a new call. But
@@ -219,8 +226,9 @@ def _is_usable(outcome: str | None, number: int, state: RunState) -> bool:
 
 
 def _lost_approvals(state: RunState) -> set[int]:
-    """The approvals that were pending when the run ended. They were withdrawn at that moment."""
-    return set(state.pending) if state.finished else set()
+    """The approvals that were pending when the run ended, or was forked: they are withdrawn."""
+    inherited = {number for number, ask in state.asks.items() if number <= state.forked_numbers and _is_usable(ask.outcome, number, state)}
+    return inherited | (set(state.pending) if state.finished else set())
 
 
 def _source(event: Event, past: History) -> Event:
@@ -290,8 +298,11 @@ def settled(events: Sequence[Event], point: int) -> int:
 
 def split_at(events: Sequence[Event], point: int) -> tuple[int, int, int] | None:
     """If `point` is between two statements of one activation: (its cause, its first statement, its last statement)."""
+    across = {
+        event.cause for event in events if event.seq > point and event.cause is not None and event.cause <= point and is_stated(event)
+    }
     spans: dict[int, tuple[int, int]] = {}
-    for event in events:
+    for event in events if across else ():
         if event.cause is not None and is_stated(event):
             first, _ = spans.get(event.cause, (event.seq, 0))
             spans[event.cause] = (first, event.seq)

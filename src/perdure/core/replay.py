@@ -21,6 +21,7 @@ from perdure.core.events import (
     ApprovalExpired,
     ApprovalRequested,
     ApprovalWithdrawn,
+    CallAnswered,
     CallRequestedAgain,
     CancelRequested,
     ChildFinished,
@@ -105,6 +106,13 @@ def completion_of(event: Event, load: Callable[[Payload], bytes]) -> Completion 
                 assert body.failure is not None
                 return CallFailed(event.call, body.failure, body.attempt)
             return None
+        case CallAnswered() if event.call is not None:
+            if body.child is not None:
+                return ChildEnded(event.call, body.child, None if body.result is None else load(body.result), body.failure)
+            if body.result is not None:
+                return CallCompleted(event.call, load(body.result))
+            assert body.failure is not None
+            return CallFailed(event.call, body.failure, body.attempt)
         case TimerFired():
             return TimerDue(body.timer)
         case SignalReceived():
@@ -141,15 +149,17 @@ def replay(
     begun: Frontier | None = None,
     *,
     until: int | None = None,
+    past: History | None = None,
 ) -> Frontier:
     """Bring a machine to the end of the journal, or raise Diverged at the first difference.
 
     The machine is new, or it was kept when its run was parked. In the second case `begun` is the frontier at the time
     of parking, and `events` are the events since then. With `until`, no event after the event with this number is
     delivered. Then `events` must still go on to the next `run_reopened`, or to the end: the last statements of the
-    agent, and its patches, are compared with the events that follow.
+    agent, and its patches, are compared with the events that follow. `past`: the history of `events`, if the caller
+    has it.
     """
-    past = history(events)
+    past = past or history(events)
     stated: dict[int, list[Event]] = {}
     last, newest = 0, past.branches[-1] if past.branches else None
     for event in past.events:

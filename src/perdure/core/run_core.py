@@ -58,6 +58,7 @@ from perdure.core.events import (
     ApprovalVoted,
     ApprovalWithdrawn,
     AttentionNeeded,
+    BudgetDeclared,
     BudgetExceeded,
     BudgetRaised,
     CallRequestedAgain,
@@ -198,6 +199,9 @@ class AgentCode(Protocol):
 
     @property
     def circles(self) -> Circles | None: ...
+
+    @property
+    def budget(self) -> Limits | None: ...
 
     def machine_of(self, state: RunState, load: Callable[[Payload], bytes], max_steps: int) -> Machine: ...
 
@@ -610,12 +614,23 @@ class RunCore:
         elif not self._came_further() and is_poison(state.crashes, state.crashes_alone, self._settings.poison_limit):
             deaths = f"{state.crashes} workers in a row died while they drove this run, and no call ended in between"
             self._attend("poison", f"{deaths}; in {state.crashes_alone} of these deaths it was the worker's only suspect")
+        elif self._must_declare_budget():
+            assert self._code.budget is not None
+            declared = self._record(BudgetDeclared(self._code.budget), cause=state.seq)
+            # The next claim reads the ledger that this commit makes: no call begins before the budget applies.
+            self.closing = PendingRelease("queued", "a worker: the budget that its agent declares applies now", cause=declared.seq)
         else:
             try:
                 yield from self._rebuild(journal.events)
             except Exception as error:
                 self._go_wrong(error)
         yield from self._go_on()
+
+    def _must_declare_budget(self) -> bool:
+        """Was the run started without its code, does the code declare a budget, and has the agent not begun yet?"""
+        state = self.state
+        assert state.created is not None
+        return state.created.by_name and state.budget is None and self._code.budget is not None and not state.numbers
 
     def _came_further(self) -> bool:
         """Did an attempt that was cut off come further than all attempts before?
@@ -976,7 +991,7 @@ class RunCore:
         assert self.state.created is not None
         body = ChildStarted(
             agent=agent.name,
-            version=agent.version,
+            version="",  # like every run that has not begun, the child takes the version of the worker that begins it
             run_id=child_id(self.run_id, number),
             input=self._pack(command.args),
             digest=codec.digest(command.args),

@@ -32,8 +32,10 @@ from perdure.core.events import (
     ApprovalVoted,
     ApprovalWithdrawn,
     AttentionNeeded,
+    BudgetDeclared,
     BudgetExceeded,
     BudgetRaised,
+    CallAnswered,
     CallRequestedAgain,
     CancelRequested,
     ChildFinished,
@@ -42,6 +44,7 @@ from perdure.core.events import (
     Effect,
     Event,
     Failure,
+    FrameChanged,
     Limits,
     OutcomeReused,
     PatchMarked,
@@ -53,6 +56,7 @@ from perdure.core.events import (
     RunClaimed,
     RunCreated,
     RunFailed,
+    RunForked,
     RunPaused,
     RunReleased,
     RunReopened,
@@ -126,12 +130,19 @@ TRANSITIONS: dict[tuple[Phase, str], Phase] = {
     ("failed", "again_in_doubt"): "in_doubt",  # the failure does not prove that the effect did not happen
     ("completed", "again"): "idle",  # only `read` calls and requests to models
 }
+# Only in a fork (`call_answered`): a call of any phase gets an answer, and no attempt is made.
+ANSWERS: dict[str, Phase] = {"result": "completed", "failure": "failed"}
 
 
 _ABOUT_ASKS = frozenset((ApprovalRequested, ApprovalVoted, ApprovalDecided, ApprovalEscalated, ApprovalExpired, ApprovalWithdrawn))
 _ABOUT_CHILDREN = frozenset((ChildStarted, ChildFinished))
 _ABOUT_BRANCHES = frozenset((CallRequestedAgain, OutcomeReused))
-_NOT_ABOUT_TOOLS = _ABOUT_ASKS | _ABOUT_CHILDREN | _ABOUT_BRANCHES
+_NOT_ABOUT_TOOLS = _ABOUT_ASKS | _ABOUT_CHILDREN | _ABOUT_BRANCHES | {CallAnswered}
+# In a rehearsal no attempt is ever begun, and no worker ever holds it: none of these events can follow `run_forked`.
+_OF_THE_WORLD = (
+    *(RunClaimed, ToolCallInitiated, ToolCallCompleted, ToolCallFailed, ToolCallInDoubt, ToolCallResolved),
+    *(RetryScheduled, ChildFinished, RunReopened),
+)
 
 
 class CallState(Struct, gc=False):
@@ -181,6 +192,8 @@ class CallState(Struct, gc=False):
     reserved: Amounts = NOTHING  # what is reserved for `estimate` and `unsettled`
     used: Usage = Usage()  # the usage of all attempts together
     busy_us: int = 0
+    # The run that this run was forked from has made the call: its outcome counts, and it is never attempted here.
+    inherited: bool = False
 
     @property
     def may_cost(self) -> Usage | None:
@@ -261,9 +274,17 @@ class ChildState(Struct, gc=False):
     ended: ChildFinished | None = None
     ended_at: int = 0
     asked_seq: int = 0  # as in CallState
+    inherited: bool = False  # it is a child of the run that this run was forked from; only its outcome counts
 
 
 _NO_KEYS = CallKeys("", "")
+
+
+class OldFrame(Struct, frozen=True, gc=False):
+    """The frame of the turns that began because of event `after`, or of an earlier event."""
+
+    after: int
+    frame: Payload
 
 
 class RunState(Struct, gc=False, eq=False):
@@ -276,12 +297,17 @@ class RunState(Struct, gc=False, eq=False):
     epoch: int = 0
     reopened: int = 0  # how often people have reopened the run
     fresh: bool = False  # the field `fresh` of the last `run_reopened`
+    forked: RunForked | None = None  # how this run was made, if it is a fork
+    inherited: int = 0  # how many events of a fork are copies of events of the run that was forked
+    forked_numbers: int = 0  # the last number of a call in these events
     created_at: int = 0
     updated_at: int = 0
     started_seq: int | None = None
     worker: str | None = None
     worker_name: str | None = None  # "host:pid" of the worker that last claimed the run; kept after a release
-    version: str = ""  # the version of the agent that drives the run now
+    version: str = ""  # the version of the agent that drives the run now; empty: no worker has claimed the run yet
+    began_with: str = ""  # the version of the agent that began the run
+    frames: list[OldFrame] = []  # the frames of earlier turns, if the frame was changed (`FrameChanged`)
     numbers: int = 0  # the last number in use: calls, approvals and children share one sequence of numbers
     calls: dict[int, CallState] = {}
     open: dict[int, CallState] = {}
@@ -327,8 +353,10 @@ class RunState(Struct, gc=False, eq=False):
         seq, number, kind = event.seq, event.call, type(event.body)
         if seq != self.seq + 1:
             raise StoreCorrupt(f"{self._name()}: event {seq} follows event {self.seq}", hint="`perdure verify` tells what is missing")
-        if self.status in FINISHED and kind is not RunReopened:
+        if self.status in FINISHED and kind is not RunReopened and kind is not RunForked:
             raise StoreCorrupt(f"{self._name()}: event {seq} ({event.type}) comes after the run's end")
+        if self.inherited:
+            self._check_fork(event)
         self.seq = seq
         self.updated_at = event.ts
         if self.epoch != event.epoch:  # to set a field of a struct takes ten times as long as to read it
@@ -339,6 +367,8 @@ class RunState(Struct, gc=False, eq=False):
             self._apply_tool(event, number)
         elif kind in _ABOUT_BRANCHES:
             self._apply_again(event, number)
+        elif kind is CallAnswered:
+            self._answered(event, number)
         elif kind in _ABOUT_ASKS:
             self._apply_ask(event, number)
         else:
@@ -350,7 +380,9 @@ class RunState(Struct, gc=False, eq=False):
             case RunCreated():
                 self.created, self.created_at = body, event.ts
                 self.keys = CallKeys.of(body)
+                self.inherited = body.inherited
                 self.version, self.budget = body.version, body.budget
+                self.began_with = body.version
             case RunClaimed():
                 self._claimed(event, body)
             case RunSucceeded():
@@ -392,6 +424,10 @@ class RunState(Struct, gc=False, eq=False):
                 self._land(body)
             case RunAdopted():
                 self.version = body.version
+            case FrameChanged():
+                self.version = body.version
+                # After a rewind, the frame of turns that are superseded applies to fewer turns than before.
+                self.frames = [*(one for one in self.frames if one.after < body.after), OldFrame(body.after, body.frame)]
             case PinChanged():
                 self.pins[body.what] = body.after
                 self.pin_changes.append(body)
@@ -399,10 +435,14 @@ class RunState(Struct, gc=False, eq=False):
                 self.patches.add(body.name)
             case BudgetExceeded():
                 self.over = body
+            case BudgetDeclared():
+                self.budget = body.limits
             case BudgetRaised():
                 self.budget = None if self.budget is None else raised(self.budget, body.added)
             case RunReopened():
                 self._reopen(event, body)
+            case RunForked():
+                self._fork(event, body)
             case ThoughtRecorded() | DecisionMade() | PlanGenerated() | OutcomeReused():
                 pass
             case _:
@@ -412,6 +452,8 @@ class RunState(Struct, gc=False, eq=False):
         if self.started_seq is None:
             self.started_seq = event.seq
         self.worker, self.worker_name = body.worker, body.name or body.worker
+        if body.version:
+            self.version = self.began_with = body.version
         self.status = "cancelling" if self.cancel else "running"
         self.waiting_for = self.wake_at = None
         self.attention = self.over = None  # the worker that claims the run finds out whether these reasons still apply
@@ -438,11 +480,7 @@ class RunState(Struct, gc=False, eq=False):
                 f"{self._name()}: event {event.seq} reopens a run that has succeeded, or goes back to an event that it has not"
             )
         self.reopened, self.fresh = self.reopened + 1, body.fresh
-        self.status, self.worker = "queued", None
-        self.output = self.failure = self.cancel = self.paused = self.attention = self.over = self.said = None
-        self.waiting_for = self.wake_at = self.short_since = None
-        self.crashes = self.crashes_alone = 0
-        self.timers = {}
+        self._stand_up()
         for number in body.withdrawn:
             ask = self.asks.get(number)
             if ask is None:
@@ -466,10 +504,77 @@ class RunState(Struct, gc=False, eq=False):
                 raise StoreCorrupt(f"{self._name()}: event {event.seq} reopens call {number}, which is no child")
             child.ended, child.ended_at, self.alive[number] = None, 0, child
 
+    def _stand_up(self) -> None:
+        """Forget how the run ended, waited or was steered: it is queued."""
+        self.status, self.worker = "queued", None
+        self.output = self.failure = self.cancel = self.paused = self.attention = self.over = self.said = None
+        self.waiting_for = self.wake_at = self.short_since = None
+        self.crashes = self.crashes_alone = 0
+        self.timers = {}
+
+    # -- forks: core/fork.py makes their journals ---------------------------------------------------------------------
+    def _check_fork(self, event: Event) -> None:
+        """StoreCorrupt if the event cannot follow in a fork. In a rehearsal nothing may touch the world."""
+        assert self.created is not None
+        if event.seq == self.inherited + 1 and type(event.body) is not RunForked:
+            raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) cannot follow: event 1 says that the run is forked here")
+        if event.seq > self.inherited and self.created.rehearses and isinstance(event.body, _OF_THE_WORLD):
+            raise StoreCorrupt(
+                f"{self._name()}: event {event.seq} ({event.type}) cannot be: the run is a rehearsal, and nothing in it touches the world"
+            )
+
+    def _fork(self, event: Event, body: RunForked) -> None:
+        """All events so far are those of another run: what it has done is done, and it has paid for it."""
+        created = self.created
+        assert created is not None
+        if event.seq > self.inherited + 1 or (event.seq > self.inherited) != (body.run_id == created.run_id):
+            raise StoreCorrupt(f"{self._name()}: event {event.seq} says that the run is a fork, and event 1 does not")
+        self.forked, self.created_at, self.forked_numbers = body, event.ts, self.numbers
+        self.keys = CallKeys.of(created, body.run_id)
+        self._stand_up()
+        self.used, self.attempts, self.busy_us, self.reserved = Usage(), 0, 0, NOTHING
+        for call in self.calls.values():
+            if call.ended or (call.begun and not is_repeatable_class(call)):
+                call.inherited = True
+            else:
+                # Nothing of it has happened, or it may be made any number of times: the fork makes it as a call of its own.
+                call.keys, call.recorded_key = self.keys, ""
+            call.estimate = call.unsettled = None
+            call.used, call.busy_us, call.reserved = Usage(), 0, NOTHING
+        for child in self.children.values():
+            child.inherited = True
+        self.alive = {}
+
+    def _answered(self, event: Event, number: int) -> None:
+        """A call of a fork got an answer without an attempt."""
+        body = event.body
+        assert isinstance(body, CallAnswered), body
+        call, child = self.calls.get(number), self.children.get(number)
+        assert self.created is not None
+        # In a live fork, only the edits of the person who made it are such answers, and they are in its first commit.
+        last = self.seq if self.created.rehearses else self.inherited + 1 + (0 if self.forked is None else len(self.forked.edits))
+        if self.forked is None or event.seq > last or (call is None and child is None) or (body.result is None) == (body.failure is None):
+            raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) answers call {number}, which it cannot answer")
+        if child is not None:
+            ended = "failed" if body.result is None else "succeeded"
+            child.ended, child.ended_at = ChildFinished(child.run_id, ended, body.result, body.failure), event.ts  # type: ignore[arg-type]
+            self.alive.pop(number, None)
+            return
+        assert call is not None
+        call.phase = ANSWERS["failure" if body.result is None else "result"]
+        call.result, call.failure, call.last_seq, call.last_ts = body.result, body.failure, event.seq, event.ts
+        call.doubtful = call.loose = call.unproven = False
+        self.open.pop(number, None)
+        if body.usage is not None:
+            self._settle_cost(call, body.usage)
+
     def _again(self, call: CallState, event: Event) -> None:
         """Make another attempt of an ended call possible. If the call may have happened, it is in doubt."""
         certain = is_repeatable(call)
         self._move(call, event, "again" if certain else "again_in_doubt")
+        if call.inherited:
+            assert is_repeatable_class(call), call  # core/reopen.py: no other call of the run that was forked is attempted
+            call.inherited, call.keys, call.recorded_key = False, self.keys, ""
         call.doubtful = not certain
         call.doubt = None if certain else "it failed before the run was reopened, and that does not prove that it did not happen"
         call.failed = call.failed_at = call.asks = 0
@@ -554,7 +659,7 @@ class RunState(Struct, gc=False, eq=False):
         call.asked_seq = event.seq
         if not call.ended:
             self.open[number] = call
-        elif body.anew or (call.phase == "failed" and not is_certain_end(call)):
+        elif body.anew or (call.phase == "failed" and not keeps_failure(call)):
             self.open[number] = call
             self._again(call, event)
 
@@ -736,13 +841,23 @@ class RunState(Struct, gc=False, eq=False):
         return f"run {self.created.run_id}" if self.created else "journal"
 
 
+def is_repeatable_class(call: CallState) -> bool:
+    """Does its effect class allow any number of attempts?"""
+    return call.effect in ("read", "idempotent", "transaction")
+
+
 def is_repeatable(call: CallState) -> bool:
     """May this ended call be attempted again without asking what became of it?
 
     A `once` or `keyed` call may, if the failures of all its attempts prove that nothing happened. After any other
     failure, `core/decide.py` decides as for a call in doubt.
     """
-    return call.effect in ("read", "idempotent", "transaction") or not (call.unproven or call.doubtful)
+    return is_repeatable_class(call) or not (call.unproven or call.doubtful)
+
+
+def keeps_failure(call: CallState) -> bool:
+    """Is the failure of this call used again, if the agent makes the call again? Else it is attempted again."""
+    return call.inherited or is_certain_end(call)
 
 
 def is_certain_end(call: CallState) -> bool:
@@ -751,6 +866,13 @@ def is_certain_end(call: CallState) -> bool:
     If so, only its result is lost: it is never attempted again.
     """
     return call.failure is not None and call.failure.kind == "not_encodable"
+
+
+def own_children(state: RunState) -> list[str]:
+    """The ids of the runs that this run has started: no children of the run that it was forked from, and none in a rehearsal."""
+    if state.created is not None and state.created.rehearses:
+        return []
+    return [child.run_id for child in state.children.values() if not child.inherited]
 
 
 def unsettled(calls: Iterable[CallState]) -> tuple[Unsettled, ...]:

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from perdure.core.approval import Expire, Withdraw
 from perdure.core.budget import NOTHING, Amounts, Charge, Ledger
-from perdure.core.events import AnyBody, BudgetExceeded, Event, Failure, Reason, RunClaimed, RunReopened, Status, Usage
+from perdure.core.events import AnyBody, BudgetExceeded, Event, Failure, FrameChanged, Reason, RunClaimed, RunReopened, Status, Usage
 from perdure.core.identity import CallKeys
 from perdure.core.loop_detector import CircleWatch
 from perdure.core.machine import Asked, Machine
@@ -66,10 +66,10 @@ def goes_on_from(parked: ParkedRun, events: Sequence[Event]) -> bool:
     """May the run go on from `parked`? `events` is the end of its journal, from `parked.last` on.
 
     If another worker has driven the run in the meantime, its agent is replayed, as after a crash. The same is true if a
-    person has reopened the run: its agent goes back.
+    person has reopened the run, since its agent goes back, or has changed its frame.
     """
     kinds = [type(event.body) for event in events]
-    return bool(events) and events[0] == parked.last and kinds.count(RunClaimed) == 1 and RunReopened not in kinds
+    return bool(events) and events[0] == parked.last and kinds.count(RunClaimed) == 1 and not {RunReopened, FrameChanged} & {*kinds}
 
 
 class JournalRead(Struct, frozen=True, gc=False):

@@ -11,6 +11,7 @@ from perdure.core.events import (
     ApprovalVoted,
     BudgetRaised,
     CancelRequested,
+    FrameChanged,
     Reason,
     RunAdopted,
     RunPaused,
@@ -52,7 +53,7 @@ def is_news(run: Reached, body: AnyBody) -> bool:
             raise Conflict(f"run {run.run_id} is {run.status}; only a paused run, or one that needs attention, can be unpaused")
         case RunRequeued() if run.status != "needs_attention":
             raise Conflict(f"run {run.run_id} is {run.status}; only a run that needs attention can be requeued")
-        case RunAdopted() if run.driven:
+        case RunAdopted() | FrameChanged() if run.driven:
             raise Conflict(f"run {run.run_id} is being driven in version {run.version}; wait until it rests, or stop that worker")
     return True
 
@@ -69,7 +70,7 @@ def landing(status: Status, attention: Reason | None, body: AnyBody) -> tuple[St
             return "paused", "never"
         case RunUnpaused():
             return ("cancelling" if status == "cancelling" else "queued"), "now"
-        case ApprovalVoted() | BudgetRaised() | RunAdopted():
+        case ApprovalVoted() | BudgetRaised() | RunAdopted() | FrameChanged():
             return status, "keep"
         case RunRequeued() | ToolCallResolved() if status == "needs_attention":
             return "queued", "now"

@@ -25,7 +25,7 @@ from msgspec import Struct
 from perdure.core.approval import Vote
 from perdure.core.events import AnyBody, Event, RunCancelled
 from perdure.errors import NotFound
-from perdure.store.api import ApprovalRow, NewRun, Reopen, RunRow
+from perdure.store.api import ApprovalRow, NewFork, NewRun, Reopen, RunRow
 from perdure.store.api import Reading as Reading
 from perdure.store.url import shown_url
 
@@ -99,6 +99,9 @@ class Engine(Protocol):
 
         Errors: NotFound; AlreadyRunning; Conflict if a run has succeeded or has newer events than `Reopen.seen`.
         """
+
+    async def fork(self, new: NewFork) -> None:
+        """Store a fork, all of it or nothing. Errors: Conflict if its id is taken; NotFound if its parent is gone."""
 
     async def result(self, run_id: str) -> RunResult:
         """Wait until the run has ended, or until the run, or a child for which it waits, needs a person.

@@ -32,7 +32,7 @@ class Orphan(Struct, frozen=True):
 
 
 def orphans(store: Reading, runs: float = math.inf) -> Iterator[Orphan]:
-    """All orphans, or those of the first `runs` runs that have saved artifacts.
+    """All orphans, or only the orphans of the first `runs` runs that have saved artifacts.
 
     An artifact of an attempt under way is no orphan: an event may still name it. So only artifacts of calls that have
     ended count. A call in doubt has not ended: a reconcile hook or a person may still name the artifact.
@@ -41,7 +41,8 @@ def orphans(store: Reading, runs: float = math.inf) -> Iterator[Orphan]:
     while seen < runs and (page := store.artifact_runs(after)):
         after, seen = page[-1], seen + len(page)
         for run_id in page:
-            # Read the artifacts before the journal: if an attempt ends in between, the journal has its end.
+            # Read the artifacts before the journal. If an attempt ends between these two reads, the journal has its
+            # end.
             rows = [row for row in store.artifacts_of(run_id) if row.state != "deleting"]
             yield from (Orphan(row.artifact, row.run_id, row.call, row.attempt, row.size) for row in _orphans(store, run_id, rows))
 

@@ -1,7 +1,7 @@
 """The audit trail: one JSON line per event of all runs, from the journal or live from a worker.
 
-A line says who acted, what went wrong, and the details of the event: also the decisions and thoughts of the agent.
-Arguments and results are in a line only if that is asked for (`payloads`). docs/journal.md lists the fields.
+A line says who acted, what went wrong, and the details of the event, such as the decisions and thoughts of the agent.
+Arguments and results are in a line only with `payloads`. docs/journal.md lists the fields.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from perdure.core.events import (
     ApprovalVoted,
     ApprovalWithdrawn,
     AttentionNeeded,
+    BudgetDeclared,
     BudgetExceeded,
     BudgetRaised,
+    CallAnswered,
     CallRequestedAgain,
     CancelRequested,
     ChildFinished,
     ChildStarted,
     DecisionMade,
     Event,
+    FrameChanged,
     OutcomeReused,
     PatchMarked,
     PinChanged,
@@ -45,6 +48,7 @@ from perdure.core.events import (
     RunClaimed,
     RunCreated,
     RunFailed,
+    RunForked,
     RunPaused,
     RunReleased,
     RunReopened,
@@ -80,7 +84,9 @@ def person(event: Event) -> str | None:
             return by
         case ApprovalVoted(by=by) | ApprovalDecided(by=by) | SignalReceived(by=by) | RunAdopted(by=by) | BudgetRaised(by=by):
             return by
-        case RunReopened(by=by) | RunCancelled(forced_by=by):
+        case FrameChanged(by=by):
+            return by
+        case RunReopened(by=by) | RunForked(by=by) | RunCancelled(forced_by=by):
             return by
         case _:
             return None
@@ -136,6 +142,8 @@ def _of_call(event: Event) -> dict[str, Any]:
             return {"child": body.run_id, "status": body.status}
         case CallRequestedAgain():
             return {"anew": body.anew}
+        case CallAnswered():
+            return {"source": body.source, **_usage(body.usage)}
         case OutcomeReused():
             return {"of_seq": body.of}
         case _:
@@ -182,13 +190,18 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"note": body.note, "early": True}
         case RunRequeued() | RunUnpaused():
             return {"note": body.note}
+        case RunForked():
+            made = {"parent": body.parent, "at": body.at, "parent_head": body.head, "reason": body.reason, "edits": list(body.edits)}
+            return {**made, "other_input": body.input, "model": body.model}
         case RunReopened():
             calls = {"again": list(body.again), "children": list(body.children), "withdrawn": list(body.withdrawn)}
             return {"back_to": body.back_to, "reason": body.reason, "fresh": body.fresh, **calls}
         case OutcomeReused():
             return {"of_seq": body.of}
-        case RunAdopted():
+        case RunAdopted() | FrameChanged():
             return {"version_adopted": body.version, "note": body.note}
+        case BudgetDeclared():
+            return {"limits": msgspec.to_builtins(body.limits)}
         case RunCancelled():
             charged = {"unsettled": msgspec.to_builtins(body.unsettled)} if body.unsettled else {}
             return {"reason": body.reason, "forced": body.forced_by is not None, **charged}
@@ -217,7 +230,7 @@ def _of_run(event: Event) -> dict[str, Any]:
 
 
 def payloads(event: Event, load: Load | None) -> dict[str, Any]:
-    """What the event was given and what came of it, by the names of the fields: arguments, results, input, output."""
+    """The payloads of the event by the names of their fields: arguments, results, input, output."""
     body = event.body
     if isinstance(body, DecisionMade):
         return {}  # the line has the choice and its alternatives already
@@ -243,7 +256,7 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 
 class Trail:
-    """The lines of one run. Call `line` for every event in order, also if the caller does not use the line.
+    """The lines of one run. Call `line` for every event in order, even if you do not need every line.
 
     With `payloads` the lines have a field `payloads`. `load` reads payloads from the blob store.
     """
@@ -293,15 +306,17 @@ class Trail:
         match event.body:
             case RunCreated():
                 self._created, self._version = event.body, event.body.version
-            case RunAdopted(version=version):
+            case RunAdopted(version=version) | FrameChanged(version=version):
                 self._version = version
+            case RunClaimed(version=version):
+                self._version = version or self._version
             case RunReopened():
                 self.reopened = True
 
 
 # -- from the journal -------------------------------------------------------------------------------------------------
 class AuditFilter(Struct, frozen=True):
-    """Which lines are wanted. None and empty: all of them."""
+    """Which lines are wanted. A field that is None or empty excludes nothing."""
 
     since: int = 0  # µs since 1970
     until: int | None = None
@@ -320,9 +335,9 @@ class AuditFilter(Struct, frozen=True):
 class Audit:
     """The lines of all runs of a store. The first call of `more` yields all lines, a later call only new lines.
 
-    Only unfinished runs are kept in memory. Of runs that were reopened, and of those that ended last, it is kept how far
-    they were read: a person may reopen them. A run that ended earlier, and is reopened, is told again from its beginning.
-    `payloads`: the lines have arguments and results.
+    Only unfinished runs are kept in memory. For reopened runs, and for the runs that ended last, only the last yielded
+    seq is kept, because a person may reopen them. If a person reopens a run that ended earlier, all its lines are
+    yielded again. `payloads`: the lines have arguments and results.
     """
 
     def __init__(self, store: Reading, wanted: AuditFilter = AuditFilter(), *, payloads: bool = False) -> None:  # noqa: B008
@@ -331,11 +346,12 @@ class Audit:
         self._payloads = payloads
         self._load = loader(store)
         self._newest: Place = (0, 0)  # the place of the newest run that was listed so far
-        self._unfinished: dict[str, tuple[Place, int]] = {}  # run whose end was not yielded yet → (place, created_at)
+        # Run → (place, created_at), for runs whose end was not yielded yet.
+        self._unfinished: dict[str, tuple[Place, int]] = {}
         self._trails: dict[str, Trail] = {}
-        self._ended: dict[str, int] = {}  # of the last MAX_KNOWN_RUNS runs that ended: the seq up to which lines were yielded
-        self._reopened: dict[str, int] = {}  # the same of all runs that were reopened, and have ended again
-        self._run_seq = 0  # if only one run is wanted: the last of its events that was read
+        self._ended: dict[str, int] = {}  # run → its last yielded seq, for the last MAX_KNOWN_RUNS runs that ended
+        self._reopened: dict[str, int] = {}  # the same, for all runs that were reopened and have ended again
+        self._run_seq = 0  # if only one run is wanted: the seq of the last event that was read
 
     def more(self) -> Iterator[dict[str, Any]]:
         """Lines that were not yielded before. The lines of one run are in order of seq.
@@ -375,7 +391,7 @@ class Audit:
         grown: list[tuple[int, str]] = []
         # If a run was unfinished at the last call and is not listed now, the run has ended in the meantime.
         ended = dict(self._unfinished)
-        # From the first run on: an old run that had ended may have been reopened.
+        # Begin at the first run: an old run that had ended may have been reopened.
         newest, after = self._newest, (0, 0)
         while page := self._store.growing(after, newest, PAGE):
             after = page[-1][0]
@@ -391,12 +407,12 @@ class Audit:
         return grown + [(created_at, run_id) for run_id, (_, created_at) in ended.items()]
 
     def _told(self, run_id: str) -> int:
-        """The seq up to which the lines of this run were yielded."""
+        """The seq of the last line of this run that was yielded."""
         trail = self._trails.get(run_id)
         return self._ended.get(run_id, self._reopened.get(run_id, 0)) if trail is None else trail.seq
 
     def _grown_run(self, run_id: str) -> list[tuple[int, str]]:
-        """The same for a single run: the other runs of the journal are not looked at."""
+        """The same for a single run. The other runs of the journal are not read."""
         row = self._store.get(run_id)
         if row is None or row.seq <= self._run_seq or not self._may_have_lines(row):
             return []
@@ -406,7 +422,8 @@ class Audit:
     def _may_have_lines(self, row: RunRow) -> bool:
         wanted = self._wanted
         if row.specimen is not None:
-            return False  # its events happened in another journal, whose audit trail has them
+            # The events of a specimen happened in another journal, and the audit trail of that journal has them.
+            return False
         if not wanted.has_run(row.run_id, row.agent, row.tenant) or (wanted.until is not None and row.created_at > wanted.until):
             return False
         return row.updated_at >= wanted.since or row.status not in FINISHED
@@ -414,13 +431,14 @@ class Audit:
     def _unseen(self, run_id: str) -> list[Event]:
         trail = self._trails.setdefault(run_id, Trail(run_id, self._load, payloads=self._payloads))
         events = self._store.read(run_id, trail.seq)
-        told = max(self._ended.pop(run_id, 0), self._reopened.pop(run_id, 0))
+        # The first events of a fork are copies: the lines of the run that was forked have them.
+        told = max(self._ended.pop(run_id, 0), self._reopened.pop(run_id, 0), copied_events(events))
         for event in events[:told]:
-            trail.line(event)  # it was yielded before the run was reopened
+            trail.line(event)  # this line was yielded before the run was reopened
         return events[told:]
 
     def _line(self, run_id: str, event: Event, *, last: bool) -> dict[str, Any]:
-        """The line of the event. `last`: it is the last event that was read of its run."""
+        """The line of the event. `last`: no later event of its run was read."""
         line = self._trails[run_id].line(event)
         if last and isinstance(event.body, Terminal):
             trail = self._trails.pop(run_id)
@@ -429,6 +447,12 @@ class Audit:
             if len(self._ended) > MAX_KNOWN_RUNS:
                 del self._ended[next(iter(self._ended))]
         return line
+
+
+def copied_events(events: Sequence[Event]) -> int:
+    """How many of these events of a run, from its first event on, are copies of events of the run that it was forked from."""
+    first = events[0].body if events else None
+    return first.inherited if isinstance(first, RunCreated) else 0
 
 
 # -- live -------------------------------------------------------------------------------------------------------------
@@ -472,7 +496,7 @@ class AuditLog:
         if trail is None or events[0].seq > trail.seq + 1:
             trail = self._trails[run_id] = Trail(run_id)
             events = self._with_history(run_id, events)
-            told_before = _told_before(events)
+            told_before = max(_told_before(events), copied_events(events))
         made = [(event.seq, trail.line(event)) for event in events if event.seq > trail.seq]
         if isinstance(events[-1].body, RunReleased | Terminal):
             self._trails.pop(run_id, None)
@@ -531,7 +555,7 @@ class AuditLog:
 
 
 def _told_before(events: Sequence[Event]) -> int:
-    """The seq of the last release or end before the last claim: up to there, earlier workers have written the lines.
+    """The seq of the last release or end before the last claim. Earlier workers have written the lines up to this seq.
 
     A worker that crashed did not release the run, so the lines of its events are written again.
     """

@@ -1,6 +1,7 @@
 """The branches of a run that people have reopened: what each reopening superseded, and the calls of superseded events.
 
-`core/history.py` says what a reopened run means for its agent. Here it is for people, and for an undo.
+`core/history.py` says what a reopened run means for its agent. This module serves people who look at the run, and
+undo.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from perdure.core.state import RunState
 from perdure.errors import Diverged, PerdureError
 from perdure.inspect.text import iso
 
-_MOST_CUTS = 100  # how often a superseded branch is cut at a difference, before the rest of its calls is left out
+_MOST_CUTS = 100  # how often a superseded branch is cut at a difference; after that, the rest of its calls is ignored
 
 
 class Reopening(Struct, frozen=True):
@@ -35,7 +36,7 @@ class Reopening(Struct, frozen=True):
 
 
 def reopenings(events: Iterable[Event]) -> list[Reopening]:
-    """Every reopening of the run, the oldest first; also one that a later reopening superseded."""
+    """Every reopening of the run, the oldest first. This includes reopenings that a later reopening superseded."""
     return [
         Reopening(event.seq, iso(event.ts), event.body.by, event.body.reason, event.body.back_to, event.body.fresh)
         for event in events
@@ -44,7 +45,10 @@ def reopenings(events: Iterable[Event]) -> list[Reopening]:
 
 
 class Superseded:
-    """Which events are superseded, and by which event. Made from the reopenings of a run, in the order of the journal."""
+    """Says which events are superseded, and by which event.
+
+    It is made from the reopenings, in the order of the journal.
+    """
 
     def __init__(self, found: Iterable[Reopening]) -> None:
         self._ends: list[int] = []  # the seqs of the reopenings, ascending
@@ -67,10 +71,13 @@ def known_calls(events: Sequence[Event]) -> set[int]:
 def asked_in_all_branches(
     agent: Agent[Any, Any], state: RunState, events: Sequence[Event], load: Callable[[Payload], bytes], max_steps: int
 ) -> dict[int, Asked]:
-    """Every call that the run has made, as this code makes it: also superseded ones, as far as this code makes them.
+    """Every call that the run has made, as a command of this code.
 
-    Diverged if this code cannot replay what the agent knows. A superseded branch may have been made by other code. Then
-    it is replayed up to the first difference, and the other calls are found by the name of their tool or agent.
+    Superseded calls are included if this code makes them.
+
+    Raises Diverged if this code cannot replay the events that the agent knows. Other code may have made a superseded
+    branch. Such a branch is replayed up to the first difference, and for its other calls, a call with the same tool or
+    agent is used.
     """
     asked = dict(agent.replayed(state, _stated_by_agent(events), load, max_steps).calls)
     for one in reopenings(events):
@@ -96,7 +103,7 @@ def asked_in_all_branches(
 
 
 def _stated_by_agent(events: Sequence[Event]) -> Sequence[Event]:
-    """The events without an end by force: the agent did not state that end."""
+    """The events without an end by force, because the agent did not state that end."""
     last = events[-1].body if events else None
     return events[:-1] if isinstance(last, RunCancelled) and last.forced_by is not None else events
 
@@ -107,13 +114,14 @@ def _as_far_as_possible(
     for _ in range(_MOST_CUTS):
         try:
             frontier = agent.replayed(state, events, load, max_steps)
-            # What this code asks for at the frontier is not in the branch: the branch has other calls with these numbers.
+            # The calls that this code asks for at the frontier are not in the branch: there, other calls have these
+            # numbers.
             pending = {command.number for _, command in frontier.pending if isinstance(command, Asked)}
             return {number: call for number, call in frontier.calls.items() if number not in pending}
         except Diverged as diverged:
             if not 1 < diverged.seq <= len(events):
                 return {}
-            # Without the statements of that activation, the replay ends before the difference.
+            # Remove the statements of that activation. Then the replay ends before the difference.
             cut = min(events[diverged.seq - 1].cause or 1, diverged.seq - 1)
             events = events[:cut]
         except PerdureError:

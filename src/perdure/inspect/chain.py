@@ -1,8 +1,9 @@
-"""What the journal-wide chain says: was the end of a journal cut off, was a run deleted, is the chain itself whole?
+"""Checks the journal-wide chain: was the end of a journal cut off, was a run deleted, was the chain itself changed?
 
 If the last events of a run were deleted, and its row was changed to match, the run's own hash chain cannot show that.
-The journal-wide chain can: at each release it gets the last event of the run. A user with write access to everything
-can compute the whole chain again. Only heads of the chain that were kept elsewhere show it (`verify --against`).
+The journal-wide chain can show it: at each release it gets the last event of the run. A user with write access to
+everything can compute the whole chain again. Only heads of the chain that were kept elsewhere reveal such a change
+(`verify --against`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from perdure.store.api import MissingHead
 
 
 class ChainHead(Struct, frozen=True):
-    """A chain up to entry `n`, as one hash."""
+    """One hash that stands for a chain up to entry `n`."""
 
     chain: int
     n: int
@@ -84,7 +85,7 @@ def chain_problems(store: Reading, kept: Sequence[ChainHead] = ()) -> Iterator[s
 
 
 def missing_ends(store: Reading, run_id: str | None = None) -> tuple[dict[str, str], list[str]]:
-    """The problem of each run whose end was cut off or is in no chain; and, in words, the runs that were deleted."""
+    """The problem of each run whose end was cut off or is in no chain. Also, in words, the runs that were deleted."""
     cut: dict[str, str] = {}
     deleted: list[str] = []
     for run, seq in store.unchained(run_id).items():

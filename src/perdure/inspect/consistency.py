@@ -24,9 +24,10 @@ from perdure.core.events import (
     ChildStarted,
     Event,
 )
-from perdure.core.state import AskState, RunState
+from perdure.core.fork import copies
+from perdure.core.state import AskState, RunState, own_children
 from perdure.engine.api import Reading
-from perdure.errors import PerdureError, StoreCorrupt
+from perdure.errors import NotFound, PerdureError, StoreCorrupt
 from perdure.inspect.projection import same
 from perdure.inspect.text import limits_words
 from perdure.store.api import FINISHED, ApprovalRow, RunRow
@@ -48,7 +49,7 @@ class Relatives:
         self._started: dict[int | None, str] = {}
 
     def child_at(self, parent: str, call: int | None) -> str | None:
-        """The run id of the child that this call of the parent started, by the parent's journal; None if no child."""
+        """The run id of the child that this call of the parent started, by the parent's journal; None if there is none."""
         if parent != self._parent:
             events = self._store.read(parent)
             self._started = {event.call: event.body.run_id for event in events if isinstance(event.body, ChildStarted)}
@@ -61,6 +62,7 @@ def other_rows_problem(store: Reading, row: RunRow, state: RunState, events: Seq
     try:
         return (
             _parent_problem(store, row, relatives)
+            or _fork_problem(store, row, state, events)
             or _children_problem(store, row, state, events)
             or _approvals_problem(store, row, state)
             or budget_problem(store, row, state)
@@ -96,9 +98,31 @@ def _parent_problem(store: Reading, row: RunRow, relatives: Relatives) -> Incons
     return None
 
 
+def _fork_problem(store: Reading, row: RunRow, state: RunState, events: Sequence[Event]) -> Inconsistency | None:
+    """Are the first events of a fork those of the run that it was made from? Nothing is known if that run is not here."""
+    forked, imported = state.forked, row.imported
+    if forked is None or (imported is not None and imported.fork_of is None) or store.get(forked.parent) is None:
+        return None
+    said = f"event {state.inherited + 1} says that the events before it were copied from run {forked.parent}, and"
+    recorded = store.read(forked.parent)[: state.inherited]
+    try:
+        head = store.hash_at(forked.parent, state.inherited).hex()
+    except NotFound:
+        return Inconsistency(f"{said} that run has only {len(recorded)} events", state.inherited + 1)
+    if head != forked.head:
+        return Inconsistency(f"{said} event {state.inherited} there has another hash", state.inherited + 1)
+    for copy, event in zip(copies(recorded, row.run_id)[1:], events[1 : state.inherited], strict=True):
+        if copy != event:
+            return Inconsistency(f"{said} event {event.seq} there is another one", event.seq)
+    return None
+
+
 def _children_problem(store: Reading, row: RunRow, state: RunState, events: Sequence[Event]) -> Inconsistency | None:
+    own = set(own_children(state))
     for event in events:
         body = event.body
+        if isinstance(body, ChildStarted | ChildFinished) and body.run_id not in own:
+            continue  # in a fork: a child of the run that was forked
         if isinstance(body, ChildStarted):
             child = store.get(body.run_id)
             if child is None:
@@ -111,7 +135,8 @@ def _children_problem(store: Reading, row: RunRow, state: RunState, events: Sequ
                     f"its child {child.run_id} has {child.status}, and the run was never told: it would wait for ever", event.seq
                 )
         elif isinstance(body, ChildFinished) and event.call is not None and state.children[event.call].ended is body:
-            # Not an end before the child was reopened, together with this run.
+            # Only the last end of the child counts. Earlier ends were before the child was reopened together with this
+            # run.
             child = store.get(body.run_id)
             if child is None or child.status != body.status:
                 is_now = "is not there" if child is None else f"is {child.status}"

@@ -9,7 +9,7 @@ from msgspec import Struct
 from perdure.core.budget import Amounts
 from perdure.core.events import Event, Limits, ModelCallFailed, Usage
 from perdure.core.identity import undo_id
-from perdure.core.state import LOST, RunState
+from perdure.core.state import LOST, RunState, own_children
 from perdure.engine.api import Reading
 from perdure.inspect.text import amount, money, plural, seconds, span, used
 from perdure.store.api import Ledger, RunRow
@@ -68,7 +68,7 @@ def cost_of(state: RunState, events: Sequence[Event]) -> Cost:
     """The cost of the run, as of the last of these events. `state` is the fold of these events."""
     used_up = state.used
     return Cost(
-        calls=sum(call.attempt > 0 for call in state.calls.values()),
+        calls=sum(call.attempt > 0 and not call.inherited for call in state.calls.values()),
         attempts=state.spent.calls,
         seconds=seconds(state.spent.busy_us),
         tokens_in=used_up.tokens_in,
@@ -76,7 +76,7 @@ def cost_of(state: RunState, events: Sequence[Event]) -> Cost:
         tokens_cached=used_up.tokens_cached,
         usd_micros=used_up.usd_micros,
         usd=round(used_up.usd_micros / 1e6, 6),
-        lost=sum(isinstance(event.body, ModelCallFailed) and event.body.failure.type == LOST for event in events),
+        lost=sum(isinstance(event.body, ModelCallFailed) and event.body.failure.type == LOST for event in events[state.inherited :]),
     )
 
 
@@ -107,7 +107,7 @@ def cost_words(state: RunState, events: Sequence[Event], whole: CostAll | None =
         usage = Usage(whole.usd_micros, whole.tokens_in, whole.tokens_out, whole.tokens_cached)
         both = f"{plural(whole.calls, 'call')}, {used(usage) or 'no tokens or money'}{lost_words(whole.lost)}"
         return f"{both}, with its children; itself: {_alone(state, events)}"
-    return _alone(state, events) + (", without its children" if state.children else "")
+    return _alone(state, events) + (", without its children" if own_children(state) else "")
 
 
 def lost_words(lost: int) -> str:

@@ -1,8 +1,8 @@
 """The difference between two runs, or between a run and its fork: calls, arguments, results, outcome and cost.
 
-The calls of both sides are the same up to some call. From there on they are aligned: a call of one side stands beside
-the call of the other side with the same tool and arguments, if there is one. Superseded events of a reopened run are
-left out: its agent does not know them.
+The calls of both sides are the same up to some call. The later calls are aligned: a call of one side stands beside the
+call of the other side with the same tool and arguments, if there is such a call. Superseded events of a reopened run
+are left out, because its agent does not know them.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ _MOST_PAIRS = 4_000_000  # the most comparisons of two lists of calls; longer li
 class DiffCall(Struct, frozen=True, omit_defaults=True):
     """One call on one side of a diff."""
 
-    call: int  # its number
+    call: int  # the number of the call
     kind: Kind
-    name: str  # of the tool, model, action or agent
-    args: Any  # the arguments; of a model, the request in short
+    name: str  # the name of the tool, model or agent, or the action of an approval
+    args: Any  # the arguments; for a model, the request in short
     result: Any = None
     error: str | None = None
-    answered: bool = False  # False: it has no result and no error (yet)
-    source: str | None = None  # in a fork: where its answer came from, such as "recorded" or "simulated"
-    digest: str = ""  # of the arguments; of a model, of the whole request
+    answered: bool = False  # False: the call has no result and no error (yet)
+    source: str | None = None  # only in a fork: where the answer came from, such as "recorded" or "simulated"
+    digest: str = ""  # the digest of the arguments; for a model, the digest of the whole request
 
 
 class CallPath(Struct, frozen=True):
-    """What an agent has asked for, and how that ended."""
+    """The calls that an agent has made, and how its run ended."""
 
     name: str  # "run order-7", or "fork of run order-7 at event 12"
     calls: Sequence[DiffCall]
-    status: str  # of the run; of a fork also "stopped" (at a call that has no answer) and "waiting"
+    status: str  # the status of the run; a fork may also be "stopped" (at a call without an answer) or "waiting"
     used: Usage
     output: Any = None
     error: str | None = None
 
 
 class DiffLine(Struct, frozen=True):
-    """One call of each side. `differs` names what is not the same; empty: nothing."""
+    """One call of each side. `differs` names the parts that differ; it is empty if the calls are the same."""
 
     left: DiffCall | None
     right: DiffCall | None
@@ -75,7 +75,7 @@ class DiffLine(Struct, frozen=True):
 
 
 class Diff(Struct, frozen=True):
-    """Two paths, aligned. `same` calls at the beginning are the same; `lines` has the calls after them."""
+    """Two paths, aligned. The first `same` calls are the same on both sides; `lines` has the calls after them."""
 
     left: CallPath
     right: CallPath
@@ -89,9 +89,9 @@ class Diff(Struct, frozen=True):
 
 
 # -- paths ------------------------------------------------------------------------------------------------------------
-def path_of(name: str, events: Sequence[Event], load: Callable[[Payload], bytes]) -> CallPath:
-    """The path of a recorded run."""
-    state = fold(events)
+def path_of(name: str, events: Sequence[Event], load: Callable[[Payload], bytes], state: RunState | None = None) -> CallPath:
+    """The path of a recorded run. `state`: the fold of its events, if the caller has it."""
+    state = state or fold(events)
     error = None if state.failure is None else _failed(state.failure)
     output = None if state.output is None else codec.decode(load(state.output))
     return CallPath(name, calls_of(events, load), state.status, state.used, output, error)
@@ -155,7 +155,7 @@ def _requested(number: int, event: Event, load: Callable[[Payload], bytes]) -> D
 def _result(call: DiffCall, result: bytes) -> Any:
     value = codec.decode(result)
     if call.kind == "model" and isinstance(value, dict):
-        # The id of a request and the number of its tokens are other ones each time.
+        # Leave out the id of the request and the number of its tokens: they are different each time.
         return {name: part for name, part in value.items() if name in ("text", "uses", "stop")}
     return value
 
@@ -243,7 +243,7 @@ def _differs(left: DiffCall, right: DiffCall) -> tuple[str, ...]:
 
 
 def diff_record(diff: Diff) -> dict[str, Any]:
-    """The diff for programs: the calls that are the same at the beginning are only counted."""
+    """The diff for programs. The calls at the beginning that are the same on both sides are only counted."""
     ends = {
         side: {"name": path.name, "status": path.status, "output": path.output, "error": path.error, "cost": structs.asdict(path.used)}
         for side, path in (("left", diff.left), ("right", diff.right))
@@ -253,7 +253,7 @@ def diff_record(diff: Diff) -> dict[str, Any]:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    return codec.encode(left) == codec.encode(right)  # in Python True equals 1, and in JSON it does not
+    return codec.encode(left) == codec.encode(right)  # in Python, True equals 1; in JSON, it does not
 
 
 # -- for people -------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def call_words(call: DiffCall, width: int = _WIDTH) -> str:
 
 
 def answer_words(call: DiffCall, width: int = _WIDTH) -> str:
-    """What came of a call."""
+    """The result or the error of a call, in words."""
     said = "no answer" if not call.answered else f"failed: {call.error}" if call.error is not None else _json(call.result)
     source = "now" if call.source == "read" else call.source
     return clip(said, width) + (f" ({source})" if source not in (None, "recorded") else "")
@@ -282,7 +282,7 @@ def end_words(path: CallPath, width: int = _WIDTH) -> str:
 
 
 def diff_lines(diff: Diff, width: int = _WIDTH) -> Iterator[str]:
-    """The diff as text. Lines with `-` are of the left side, lines with `+` of the right side."""
+    """The diff as text. Lines with `-` belong to the left side, lines with `+` to the right side."""
     yield f"- {diff.left.name}"
     yield f"+ {diff.right.name}"
     yield f"  {plural(diff.same, 'call')} the same" + ("" if diff.lines else ", and no other calls")
@@ -317,7 +317,7 @@ pre{margin:0;white-space:pre-wrap;overflow-wrap:anywhere;font:13px/1.4 ui-monosp
 
 
 def diff_page(diff: Diff) -> str:
-    """The diff as one HTML page without scripts and without anything from elsewhere. All recorded text is escaped."""
+    """The diff as one HTML page. It has no scripts and loads nothing. All recorded text is escaped."""
     rows = "".join(_row(line) for line in diff.lines)
     outcome = _cells(not diff.same_outcome, end_words(diff.left, _PAGE_CHARS), end_words(diff.right, _PAGE_CHARS))
     before, now = used(diff.left.used) or "nothing", used(diff.right.used) or "nothing"

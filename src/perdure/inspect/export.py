@@ -10,9 +10,9 @@ The file has lines of JSON in ASCII. Each line has a kind:
     {"kind": "event", "seq": 1, …, "data": …, "hash": …}       the stored columns; `data` is the text that was hashed
     {"kind": "end", "runs": 1, "events": 12, "blobs": 1, "sha256": of all bytes before this line}
 
-A redacted export has format 2. Its header says how many values were replaced (inspect/redact.py), and each of its runs has
-`original_head`, the head in the journal that it came from. The hashes in the file are of the redacted events: they show
-damage, and prove nothing about what happened.
+A redacted export has format 2. Its header says how many values were replaced (inspect/redact.py). Each of its runs has
+`original_head`: the head of the run in the original journal. The hashes in the file are computed from the redacted
+events. They show damage of the file, but prove nothing about the original events.
 
 A file without its last line was cut off. The checksum finds damage, but it does not find a forged file. To find a
 forged file, compare the heads in the file with copies of the heads from another place.
@@ -36,7 +36,7 @@ from perdure import shell
 from perdure.core import codec, identity
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, Event, decode_body, payloads
-from perdure.core.state import RunState
+from perdure.core.state import RunState, own_children
 from perdure.engine.api import Reading
 from perdure.engine.artifacts import allowed, opened
 from perdure.errors import InvalidInput, NotFound, StoreCorrupt
@@ -48,8 +48,9 @@ from perdure.store.api import RunRow, Stored
 from perdure.tool.artifact import CHUNK_BYTES, Artifact, pointers_in
 
 FORMAT = 1
-REDACTED_FORMAT = 2  # versions that know only format 1 would take the hashes of a redacted copy for those of the run
-MOST_BYTES = 1 << 30  # of events and blobs that `load` reads into memory
+# A version that knows only format 1 would take the hashes of a redacted copy for the original hashes of the run.
+REDACTED_FORMAT = 2
+MOST_BYTES = 1 << 30  # `load` reads at most this many bytes of events and blobs into memory
 _LONGEST_LINE = codec.MAX_BYTES * 3 // 2  # enough for the largest blob in base64
 
 
@@ -68,8 +69,9 @@ class Header(ExportLine, frozen=True, omit_defaults=True, tag="perdure_export"):
     agent: str
     version: str
     target: str | None
-    redacted: int | None = None  # how many values were replaced; None: nothing is redacted, and the hashes are the run's own
-    original_head: str | None = None  # of the exported run, if the export is redacted
+    # How many values were replaced; None: nothing is redacted, and the hashes are the original hashes.
+    redacted: int | None = None
+    original_head: str | None = None  # only in a redacted export: the head of the exported run in the original journal
 
 
 class RunLine(ExportLine, frozen=True, omit_defaults=True, tag="run"):
@@ -81,7 +83,7 @@ class RunLine(ExportLine, frozen=True, omit_defaults=True, tag="run"):
     parent: str | None
     seq: int
     hash: str  # the hash of the run's last event
-    original_head: str | None = None  # only in a redacted export: this hash before the redaction
+    original_head: str | None = None  # only in a redacted export: the hash in the original journal
 
     @property
     def head(self) -> bytes:
@@ -94,7 +96,7 @@ class BlobLine(ExportLine, frozen=True, tag="blob"):
 
 
 class ArtifactLine(ExportLine, frozen=True, tag="artifact"):
-    """An artifact that this run has saved. As many lines of kind `bytes` follow as its size needs."""
+    """An artifact that this run has saved. Its bytes follow in lines of kind `bytes`."""
 
     uri: str
     sha256: str
@@ -256,8 +258,9 @@ class Exported(Struct, frozen=True):
     blobs: int
     artifacts: int = 0
     redacted: int | None = None  # how many values were replaced
-    left_out: int = 0  # artifacts that a redacted export does not have
-    short: int = 0  # secrets that are too short to be searched for: replaced only where a rule has found them
+    left_out: int = 0  # how many artifacts a redacted export leaves out
+    # How many secrets are too short to be searched for: they are replaced only where a rule has found them.
+    short: int = 0
 
 
 class ExportedJournal(Struct, frozen=True):
@@ -278,7 +281,7 @@ class ExportedJournal(Struct, frozen=True):
 
 
 class ExportedArtifact(Struct, frozen=True):
-    """An artifact of the file. Its bytes are not here: `artifact_chunks` reads them."""
+    """An artifact of the file, without its bytes. `artifact_chunks` reads the bytes."""
 
     line: ArtifactLine
     run_id: str  # the first run that names it
@@ -309,9 +312,9 @@ _Journal = tuple[RunLine, list[tuple[EventLine, AnyBody]], RunState]
 
 
 def export_run(store: Reading, run_id: str, write: Callable[[bytes], object], rules: Rules | None = None) -> Exported:
-    """Write the run, the runs below it, and the undos of these runs. StoreCorrupt if a journal was changed.
+    """Write the run, the runs below it, and the undos of these runs. Raises StoreCorrupt if a journal was changed.
 
-    With `rules`, values are redacted first. InvalidInput, and nothing is written, if that is not possible.
+    With `rules`, values are redacted first. If that is not possible, InvalidInput is raised and nothing is written.
     """
     if rules is not None:
         return _export_redacted(store, run_id, write, rules)
@@ -327,7 +330,7 @@ def export_run(store: Reading, run_id: str, write: Callable[[bytes], object], ru
 
 
 def _redacted_before(store: Reading, run_id: str) -> int | None:
-    """How many values of this specimen were redacted before it was imported; None if it is no redacted specimen."""
+    """How many values of this specimen had been redacted when it was imported; None if it is no redacted specimen."""
     imported = require(store, run_id).imported
     return None if imported is None or imported.original_head is None else imported.redacted
 
@@ -343,7 +346,7 @@ def _family(store: Reading, run_id: str) -> Iterator[_Journal]:
         one = waiting.pop(0)
         run, lines, state = _journal(require(store, one), store.stored(one))
         yield run, lines, state
-        waiting += [child.run_id for child in state.children.values()]
+        waiting += own_children(state)
         if store.get(undo := identity.undo_id(one)) is not None:
             waiting.append(undo)
 
@@ -351,7 +354,8 @@ def _family(store: Reading, run_id: str) -> Iterator[_Journal]:
 def _export_redacted(store: Reading, run_id: str, write: Callable[[bytes], object], rules: Rules) -> Exported:
     """Redact the whole family before the first line is written.
 
-    All journals are read once: a run that goes on meanwhile must not bring in a secret that the first pass has not seen.
+    All journals are read only once. If a run went on between two reads, the second read could bring a secret that the
+    first pass has not seen.
     """
     family = list(_family(store, run_id))
     redactor = Redactor(rules, lambda payload: store.blob(str(payload.blob)) if (inline := payload.inline) is None else inline)
@@ -493,7 +497,8 @@ def _line(before: bytes, seq: int, stored: Stored) -> EventLine | None:
 def load(path: Path | str) -> Export:
     """The export in this file, with the same checks as `perdure verify --export`.
 
-    InvalidInput if the file is no export, or is too large for the memory. StoreCorrupt if the file is damaged or cut off.
+    Raises InvalidInput if the file is no export, or is too large for the memory. Raises StoreCorrupt if the file is
+    damaged or cut off.
     """
     reading = _Reading(Path(path), MOST_BYTES)
     runs: dict[str, ExportedJournal] = {}
@@ -519,9 +524,11 @@ def verdicts(path: Path | str) -> Iterator[Verdict]:
 
 
 def artifact_chunks(path: Path) -> Iterator[tuple[ArtifactLine, Iterator[bytes]]]:
-    """The artifacts of the file, each with its bytes, in chunks. Read the bytes of one before you ask for the next.
+    """The artifacts of the file, each with its bytes in chunks.
 
-    StoreCorrupt if the bytes are not those that the hash says.
+    Read all bytes of an artifact before you ask for the next.
+
+    Raises StoreCorrupt if the bytes do not have the recorded hash.
     """
     lines = read_lines(path)
     waiting: AnyLine | None = None
@@ -619,7 +626,10 @@ class _Reading:
         self._expected.discard(run_id)
 
     def _keep(self, blob: BlobLine) -> None:
-        """Keep the blob. A second blob with the same digest is refused: the first may already have been used."""
+        """Keep the blob.
+
+        A second blob with the same digest is refused, because the first may already have been used.
+        """
         if blob.digest in self.blobs or blob.digest in self._bad:
             raise StoreCorrupt(f"{self._path} has blob {blob.digest} twice")
         if codec.digest(blob.base64) == blob.digest:
@@ -636,7 +646,7 @@ class _Reading:
         if verdict.problem is None and self._bad:
             raise StoreCorrupt(f"{self._path}: {_other_content(min(self._bad))}")
         self._all_sound = self._all_sound and verdict.problem is None
-        self._expected |= {child.run_id for child in checked.state.children.values()} - self._seen
+        self._expected |= set(own_children(checked.state)) - self._seen
         return verdict, checked
 
     def _problem(self, run: RunLine, events: int, checked: Verified) -> tuple[int | None, str | None]:
@@ -663,7 +673,7 @@ class _Reading:
 
 
 class _ArtifactCheck:
-    """Hashes the bytes of one artifact as they are read: they are in memory one chunk at a time."""
+    """Hashes the bytes of one artifact while they are read. Only one chunk is in memory at a time."""
 
     def __init__(self, path: Path, line: ArtifactLine) -> None:
         self._path = path

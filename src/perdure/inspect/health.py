@@ -70,7 +70,10 @@ def check_runs(store: Reading, now: int, lease_us: int) -> list[Check]:
 
 
 def check_guards(store: Reading) -> Check:
-    """Does the database still have its append-only triggers? Does every journal still have the row of its run?"""
+    """Does the database still have the triggers that protect the journal?
+
+    Does every journal still have the row of its run?
+    """
     problems = store.problems()
     if not problems:
         return Check("guards", "ok", "every journal has its run, and every trigger that keeps it append-only is there")

@@ -1,12 +1,12 @@
 """Looks into an agent at any moment of its recorded history: its tasks, their lines and variables, what they wait for.
 
 The moment is not stored anywhere: it is made again from the journal and the code. A new machine gets the recorded
-completions up to the event in question, and stands then where the agent stood. Only the machine runs: no engine, no
-tool, no write. When the machine is closed afterwards, what its `finally` blocks ask for is dropped.
+completions up to the chosen event. Then the new machine stands where the agent stood. Only the machine runs: no
+engine, no tool, no write. When the machine is closed afterwards, the commands of its `finally` blocks are dropped.
 
-"At event SEQ" means: after everything up to and including event SEQ was delivered. An agent moves only when an event
-wakes it, and then it runs until it waits again, so every SEQ is a well-defined moment, also inside of a commit: what
-the agent states after it was woken by SEQ may have later numbers.
+"At event SEQ" means: after all events up to and including event SEQ were delivered. An agent moves only when an event
+wakes it, and then it runs until it waits again. So every SEQ is a well-defined moment, even in the middle of a commit.
+The statements that the agent makes after SEQ has woken it may have higher numbers than SEQ.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from perdure.errors import Diverged, NotFound, WrongVersion
 from perdure.inspect.text import UNTIL, plural
 from perdure.inspect.values import Values, attributes_of
 
-CONTEXT_LINES = 2  # before and after the line where a frame stands
-MAX_FRAMES = 50  # of one task; of a deeper stack the outermost and the innermost ones are kept
+CONTEXT_LINES = 2  # how many lines are shown before and after the line where a frame stands
+MAX_FRAMES = 50  # the most frames of one task; if the stack is deeper, the outermost and the innermost frames are kept
 MAX_VARIABLES = 40
 _MOST_NAMED = 10
 _CHAIN = 10  # how many causes, and how many levels of exception groups, are followed
@@ -83,17 +83,21 @@ class InspectedFrame(Struct, frozen=True):
     function: str
     file: str
     line: int
-    # The lines around `line`, the first of them has the number `first_line`. Empty if the file cannot be read, or has
-    # changed since its code was loaded.
+    # The lines around `line`. The first of these lines has the number `first_line`. Empty if the file cannot be read,
+    # or has changed since its code was loaded.
     source: tuple[str, ...]
     first_line: int
     variables: tuple[Variable, ...]
     internal: bool  # True: a function of perdure or of the standard library
-    left_out: int = 0  # of a very deep stack: how many frames between the one before and this one are left out
+    # Only in a very deep stack: how many frames are left out between the frame before and this frame.
+    left_out: int = 0
 
 
 class Awaited(Struct, frozen=True):
-    """What a task waits for. `words` has all of it for people; the other fields are set if they apply."""
+    """What a task waits for.
+
+    `words` describes it completely for people; each other field is set only if it applies.
+    """
 
     kind: AwaitedKind
     words: str
@@ -108,13 +112,14 @@ class Awaited(Struct, frozen=True):
 
 
 class RaisedError(Struct, frozen=True):
-    """An exception with the frames that it went through, the innermost last."""
+    """An exception, and the frames through which it went, the innermost frame last."""
 
     type: str
     message: str
     frames: tuple[InspectedFrame, ...]
-    members: tuple[RaisedError, ...] = ()  # of an exception group
-    cause: RaisedError | None = None  # the exception that it was raised from, or while which it was raised
+    members: tuple[RaisedError, ...] = ()  # the members, if this is an exception group
+    # The exception that caused this exception, or that was being handled when this exception was raised.
+    cause: RaisedError | None = None
 
 
 class InspectedTask(Struct, frozen=True):
@@ -122,10 +127,11 @@ class InspectedTask(Struct, frozen=True):
 
     name: str
     state: Literal["waiting", "returned", "raised", "cancelled"]
-    frames: tuple[InspectedFrame, ...]  # of a task that waits, the innermost last
+    frames: tuple[InspectedFrame, ...]  # the frames of a waiting task, the innermost frame last
     awaits: Awaited | None
-    time_outs: tuple[datetime, ...] = ()  # when an `asyncio.timeout` around it ends
-    facts: tuple[Variable, ...] = ()  # of agents that are built from parts: the turn, the last message, the steps
+    time_outs: tuple[datetime, ...] = ()  # when each `asyncio.timeout` around the task ends
+    # Only for agents that are built from parts: the turn, the last message, the steps.
+    facts: tuple[Variable, ...] = ()
     returned: str | None = None
     raised: RaisedError | None = None
 
@@ -136,7 +142,7 @@ class Inspection(Struct, frozen=True):
     run_id: str
     agent: str
     version: str
-    at: int  # everything up to and including this event was delivered
+    at: int  # all events up to and including this event were delivered
     woken_by: int  # the last event up to `at` that woke the agent
     woken_type: str
     now: datetime  # the time as the agent saw it
@@ -146,7 +152,7 @@ class Inspection(Struct, frozen=True):
 
 
 class Journal(NamedTuple):
-    """The journal of a run up to a moment, and what the agent stated next: up to where a person reopened the run."""
+    """The journal of a run up to a moment, and the next statements of the agent, up to the next `run_reopened`."""
 
     events: Sequence[Event]
     state: RunState
@@ -154,7 +160,7 @@ class Journal(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A machine that stands where the agent stood. It is closed after the look."""
+    """A machine that stands where the agent stood. It is closed after the inspection."""
 
     machine: Machine
     frontier: Frontier
@@ -164,7 +170,10 @@ class Moment(NamedTuple):
 
 
 def journal_at(run_id: str, events: Sequence[Event], at: int | None) -> Journal:
-    """The journal as of event `at`, or all of it. NotFound if there is no such event, or if the agent had not begun."""
+    """The journal up to event `at`, or the whole journal.
+
+    NotFound if there is no such event or the agent had not begun.
+    """
     at = len(events) if at is None else at
     if not 1 <= at <= len(events):
         raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {at}")
@@ -173,8 +182,8 @@ def journal_at(run_id: str, events: Sequence[Event], at: int | None) -> Journal:
         raise NotFound(f"run {run_id} has not begun: no worker has claimed it, so its agent stands nowhere yet")
     if at < began:
         raise NotFound(f"run {run_id}: its agent began at event {began}; at event {at} there is nothing to look at")
-    # If a person reopened the run after event `at`, leave out the `run_reopened` and all later events: the reopening
-    # has superseded events that the agent knew at `at`, and may have changed the version of the run.
+    # If a person reopened the run after event `at`, leave out the `run_reopened` and all later events. Reason: the
+    # reopening has superseded events that the agent knew at `at`, and may have changed the version of the run.
     reopened = next((event.seq for event in events[at:] if isinstance(event.body, RunReopened)), None)
     known = events if reopened is None else events[: reopened - 1]
     return Journal(known, fold(known), at)
@@ -204,18 +213,18 @@ def moment_of(agent: Agent[Any, Any], journal: Journal, load: Callable[[Payload]
             raise _with_hint(diverged, run_id, events) from None
     finally:
         with warnings.catch_warnings():
-            # The agent may have made coroutines that it has not awaited yet at this moment. That is no mistake.
+            # At this moment the agent may have created coroutines that it has not awaited yet. That is no mistake.
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             machine.close()
 
 
 def look_inside(moment: Moment, *, all_frames: bool = False) -> Inspection:
-    """The tasks of the agent. Frames of perdure and asyncio are left out, unless `all_frames`."""
+    """The tasks of the agent. Frames of perdure and asyncio are left out, unless `all_frames` is True."""
     return _Look(moment, all_frames).inspection()
 
 
 def agent_frames(moment: Moment, *, all_frames: bool = False) -> list[tuple[FrameType, int]]:
-    """The frames of the agent's own function with their lines, the innermost last: of its exception, or where it waits."""
+    """(frame, line) of the agent's own function, the innermost last: where it waits, or the way of its exception."""
     main = moment.machine.standstill().main
     error = _error_of(main)
     frames = [(frame, _line_of(frame)) for frame in waiting_frames(main)] if error is None else list(_traceback(error))
@@ -233,7 +242,7 @@ def failing_frame(inspection: Inspection) -> InspectedFrame | None:
 
 
 def _with_hint(diverged: Diverged, run_id: str, events: Sequence[Event]) -> Diverged:
-    """The same error, with the last event at which the agent can be looked at."""
+    """The same error with a hint: the last event at which the agent can be inspected."""
     event = events[diverged.seq - 1]
     before = (event.cause if is_stated(event) and event.cause is not None else event.seq) - 1
     began = next(event.seq for event in events if isinstance(event.body, RunClaimed))
@@ -243,7 +252,7 @@ def _with_hint(diverged: Diverged, run_id: str, events: Sequence[Event]) -> Dive
 
 
 class _Look:
-    """One look at a moment."""
+    """One inspection of a moment."""
 
     def __init__(self, moment: Moment, all_frames: bool) -> None:
         self._moment = moment
@@ -256,7 +265,8 @@ class _Look:
         self._facts = {number: self._facts_in(frames) for number, frames in self._frames.items()}
         scopes = [*(frame.f_locals for frames in self._frames.values() for frame in frames), *self._facts.values()]
         self._open = set(self._standstill.calls.values())
-        self._about: dict[int, list[AnyBody]] = {number: [] for number in self._open}  # what the journal says about them
+        # Number of an open call → the events about it.
+        self._about: dict[int, list[AnyBody]] = {number: [] for number in self._open}
         for event in moment.events[: moment.at]:
             if event.call in self._about:
                 self._about[event.call].append(event.body)
@@ -323,7 +333,7 @@ class _Look:
         return found
 
     def _variables(self, found: Mapping[str, Any]) -> tuple[Variable, ...]:
-        # A comprehension has its iterator as a variable with a name that is no name.
+        # A comprehension has a variable for its iterator. The name of this variable is no identifier.
         named = [(name, value) for name, value in found.items() if name.isidentifier()]
         shown = [Variable(name, self._values.show(name, value)) for name, value in named[:MAX_VARIABLES]]
         more = [Variable("…", f"{len(named) - MAX_VARIABLES} more")] if len(named) > MAX_VARIABLES else []
@@ -418,7 +428,7 @@ class _Look:
         return None
 
     def _named_object(self, found: Any, frame: FrameType | None) -> str:
-        """The type of a lock or a queue, and under which name the function that uses it knows it."""
+        """The type of a lock or a queue, and the name of the variable that holds it."""
         kind = type(found).__name__
         scopes: list[tuple[str, Mapping[str, Any]]] = []
         if frame is not None:
@@ -476,7 +486,7 @@ def _arguments(asked: Asked) -> Any:
 
 
 def _state_words(body: AnyBody) -> str:
-    """How the call stands after the last event about it."""
+    """The state of the call after the last event about it, in words."""
     match body:
         case ToolCallProposed():
             return f"which waits {UNTIL[body.until]}"
@@ -511,7 +521,7 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 def _errors(error: BaseException | None, depth: int = _CHAIN) -> Iterator[BaseException]:
-    """The error, the members of a group, and the causes of all of them."""
+    """The error, the members of an exception group, and the causes of all these errors."""
     if error is None or not depth:
         return
     yield error
@@ -544,12 +554,16 @@ class _File:
     def __init__(self, name: str, module: dict[str, Any]) -> None:
         linecache.checkcache(name)
         self._lines = linecache.getlines(name, module)
-        # A loader that changes code (pytest's, for example) makes other code than the file alone: that is not compared.
+        # Some loaders, such as pytest's, change the code: then the loaded code differs from the compiled file,
+        # although the file has not changed. For such a loader, the two are not compared.
         plain = type(getattr(module.get("__spec__"), "loader", None) or module.get("__loader__")) is SourceFileLoader
         self._codes = _codes_in(name, "".join(self._lines)) if plain else None
 
     def around(self, code: CodeType, line: int) -> tuple[int, list[str]]:
-        """(number of the first line, the lines around this line). No lines if the file is not what was loaded."""
+        """(number of the first line, the lines around this line).
+
+        No lines if the file has changed since it was loaded.
+        """
         if not 1 <= line <= len(self._lines) or (self._codes is not None and code not in self._codes):
             return line, []
         first = max(line - CONTEXT_LINES, 1)
@@ -557,7 +571,7 @@ class _File:
 
 
 def _codes_in(file: str, text: str) -> set[CodeType]:
-    """Every function that this text has, compiled. A process may have loaded the file before it was edited."""
+    """All functions in this text, compiled. They show whether the file was edited after the process loaded it."""
     try:
         left = [compile(text, file, "exec", dont_inherit=True)]
     except (SyntaxError, ValueError):

@@ -19,6 +19,7 @@ from perdure.core.events import (
     RunCancelled,
     RunClaimed,
     RunCreated,
+    RunForked,
     RunReleased,
     RunReopened,
     RunRequeued,
@@ -50,9 +51,9 @@ def row_problem(row: RunRow, state: RunState, events: Sequence[Event], input_dig
 
 
 def right_row(row: RunRow, state: RunState, events: Sequence[Event], input_digest: str, head: bytes, *, has_post: bool) -> dict[str, Any]:
-    """The columns of the row that contradict the journal, with their right values. No worker holds the run.
+    """The columns of the row that contradict the journal, with their right values. No worker may hold the run.
 
-    `has_post` says that there is unread post: then a run that waits is ready at once.
+    `has_post`: the run has unread post, so if it waits, it is ready at once.
     """
     last = max(event.ts for event in events)
     takeovers = sum(isinstance(event.body, RunClaimed) and event.body.takeover for event in events)
@@ -64,7 +65,7 @@ def right_row(row: RunRow, state: RunState, events: Sequence[Event], input_diges
         right |= {"status": state.status, "lost": 0}
         right["error"] = f"{state.failure.type}: {state.failure.message}"[:ERROR_CHARS] if state.failure else None
     elif state.worker is not None:
-        # The last worker has not released the run, and does not hold it any more: any worker may take it over.
+        # The last worker did not release the run, and does not hold it any more. So any worker may take over the run.
         paused = state.paused is not None
         right |= {"status": "paused" if paused else "cancelling" if state.cancel else "queued", "lost": row.lost or 1}
         right["ready_at"] = None if paused else row.ready_at or last
@@ -81,11 +82,22 @@ def right_row(row: RunRow, state: RunState, events: Sequence[Event], input_diges
 
 
 def specimen_row(run_id: str, state: RunState, events: Sequence[Event], input_digest: str, head: bytes, specimen: str) -> RunRow:
-    """The row of a specimen: what the journal says about the run at its last event. No worker holds it, and it is never ready."""
-    fixed = _fixed(state, input_digest, head)
+    """The row of a specimen, as of the last event of its journal.
+
+    No worker holds a specimen, and it is never ready.
+    """
+    rests = row_of(run_id, state, events, input_digest, head, specimen)
+    # A worker of the original journal holds the run, or has died. `right_row` computes a row that another worker could
+    # take over. A specimen keeps the status of its journal instead.
+    held = state.worker is not None and not state.finished
+    return replace(rests, ready_at=None, lost=0, status=state.status if held else rests.status)
+
+
+def row_of(run_id: str, state: RunState, events: Sequence[Event], input_digest: str, head: bytes, specimen: str | None = None) -> RunRow:
+    """The row of a run with this journal, if no worker holds it."""
     base = RunRow(
         run_id=run_id,
-        **fixed,
+        **_fixed(state, input_digest, head),
         status=state.status,
         waiting_for=None,
         ready_at=None,
@@ -95,14 +107,11 @@ def specimen_row(run_id: str, state: RunState, events: Sequence[Event], input_di
         updated_at=max(event.ts for event in events),
         specimen=specimen,
     )
-    rests = replace(base, **right_row(base, state, events, input_digest, head, has_post=False))
-    # Another journal holds the run, or its worker died there: `right_row` says how a worker of this journal would take it over.
-    held = state.worker is not None and not state.finished
-    return replace(rests, ready_at=None, lost=0, status=state.status if held else rests.status)
+    return replace(base, **right_row(base, state, events, input_digest, head, has_post=False))
 
 
 def specimen_problem(row: RunRow, state: RunState, events: Sequence[Event], input_digest: str, head: bytes) -> str | None:
-    """Like `row_problem`, for a specimen: nothing may have changed since the import."""
+    """Like `row_problem`, for a specimen: its row must not have changed since the import."""
     assert row.specimen is not None
     try:
         row.imported  # noqa: B018
@@ -215,7 +224,7 @@ class _Resting:
     def released(self, event: Event, body: RunReleased, attention: AttentionNeeded | None, row: RunRow) -> None:
         self.status, self.waiting_for, self.ready_at = body.status, body.waiting_for, body.wake_at
         if row.ready_at == event.ts:
-            self.ready_at = event.ts  # post in the inbox made the run ready in the commit that released it
+            self.ready_at = event.ts  # the run had unread post, so the commit that released the run also made it ready
         self.attention = attention.reason if attention is not None and body.status == "needs_attention" else None
         self.error = attention.detail[:ERROR_CHARS] if attention is not None else None
 
@@ -240,7 +249,9 @@ class _Resting:
 
 def _rest(events: Sequence[Event], row: RunRow) -> _Resting:
     resting, attention, cancelled, held = _Resting(events[0]), None, False, False
-    for event in events[1:]:
+    created = events[0].body
+    assert isinstance(created, RunCreated), created
+    for event in events[max(created.inherited, 1) :]:  # the copies in a fork say how another run stood
         body = event.body
         match body:
             case RunClaimed():
@@ -248,7 +259,7 @@ def _rest(events: Sequence[Event], row: RunRow) -> _Resting:
             case RunReleased():
                 held = False
                 resting.released(event, body, attention, row)
-            case RunReopened():
+            case RunReopened() | RunForked():
                 held, cancelled, attention = False, False, None
                 resting.reopened(event)
             case _ if not held:

@@ -1,15 +1,15 @@
-"""Redaction: values are replaced by a marker before an export is written, so that the file may leave the house.
+"""Redaction: a marker replaces secret values before an export is written, so that the file can be given to others.
 
-Three kinds of rules find values:
+There are three kinds of rules that find values:
 
     key:NAME      the value of every key with this name, at any depth of any recorded value; upper and lower case are the same
-    path:A.B.*    the value at this path of any recorded value: keys and list indexes, and * for any one of them
+    path:A.B.*    the value at this path of any recorded value: keys and list indexes; * stands for any one of them
     text:REGEX    each match of the regular expression, in every text and in every number
 
-A value that `key` or `path` has found is a secret from then on: it is replaced wherever else it appears in the family,
-also inside longer texts, escaped as JSON, percent-encoded or in base64. Digests of redacted values are computed again:
-a digest of a short secret would give it away. What the format needs (run ids, names of tools, keys of calls) cannot be
-redacted; if a rule matches there, the export is refused.
+A value that `key` or `path` has found is a secret. It is replaced everywhere in the family: also inside longer texts,
+escaped as JSON, percent-encoded or in base64. The digests of redacted values are computed again, because the digest of
+a short secret would reveal the secret. Some values cannot be redacted, because the format needs them: run ids, names
+of tools, keys of calls. If a rule matches there, the export is refused.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.prompt import sources
 
 MARKER = "[redacted]"
-MIN_CHARS = 4  # a shorter secret is replaced only where its rule has found it: it would occur in many texts by chance
+# A shorter secret is replaced only where its rule has found it, because it would occur in many texts by chance.
+MIN_CHARS = 4
 MIN_DIGITS = 6  # the same for a number
 _MAX_RULES_BYTES = 1 << 20
-# What the format needs, or what other rows of the journal refer to. A rule that matches there is refused.
+# The format needs these values, or other rows of the journal refer to them. A rule that matches one of them is
+# refused.
 _STRUCTURE = frozenset(
     (
         *("run_id", "agent", "version", "tenant", "queue", "parent", "tool", "key_namespace", "budget_of"),
         *("key", "digest", "approval", "pinned", "worker"),
     )
 )
-# Of these, perdure makes the values itself, from hashes and random numbers: a rule for hexadecimal tokens may match them.
+# perdure itself computes these values, from hashes and random numbers. A rule for hexadecimal tokens may match them.
 _MADE = frozenset(("key", "digest", "approval", "pinned", "worker", "blob", "before", "after", "original_head"))
 
 Load = Callable[[Payload], bytes]
@@ -57,7 +59,10 @@ class Rules(Struct, frozen=True):
 
 
 def read_rules(given: Sequence[str]) -> Rules:
-    """The rules of `--redact`: each is a rule, or the name of a file with one rule on each line. InvalidInput if not."""
+    """The rules of `--redact`. Each entry is a rule, or the name of a file with one rule on each line.
+
+    InvalidInput says which rule is wrong, and why.
+    """
     lines: list[tuple[str, str]] = []
     for one in given:
         if one.startswith(("key:", "path:", "text:")):
@@ -108,7 +113,7 @@ def _pattern(where: str, text: str) -> re.Pattern[str]:
 
 
 class Redactor:
-    """Redacts one family. First `collect` every event of every run, then `redact` them in the same order."""
+    """Redacts one family. First call `collect` for every event of every run, then `redact` in the same order."""
 
     def __init__(self, rules: Rules, load: Load) -> None:
         self._rules = rules
@@ -116,7 +121,7 @@ class Redactor:
         self._secrets: set[str] = set()
         self._numbers: set[int | float] = set()
         self._literals: re.Pattern[str] | None = None
-        self._digests: dict[str, str] = {}  # digest of a value before → after its redaction
+        self._digests: dict[str, str] = {}  # digest of a value before the redaction → its digest after the redaction
         self.blobs: dict[str, bytes] = {}  # the new blobs
         self.count = 0  # how many values and matches were replaced
         self.short = 0  # how many different secrets are too short to be searched for
@@ -163,7 +168,7 @@ class Redactor:
 
     # -- the second pass ------------------------------------------------------------------------------------------------
     def redact(self, event: Event, state: RunState, events: Sequence[Event]) -> AnyBody:
-        """The body of the event without its secrets. `state` and `events`: the run before this event, redacted."""
+        """The body of the event without its secrets. `state` and `events`: the redacted run before this event."""
         if self._literals is None:
             self._literals = self._compiled()
         fields: dict[str, Any] = {}
@@ -183,7 +188,7 @@ class Redactor:
         long = {secret for secret in self._secrets if len(secret) >= MIN_CHARS}
         self.short = len(self._secrets) - len(long)
         forms = {form for secret in long for form in _forms(secret)}
-        # The longest first: one secret may be a part of another.
+        # The longest form comes first, because one secret may be a part of another secret.
         return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))) or r"(?!)")
 
     def _field(self, of: type, name: str, value: Any) -> Any:
@@ -209,19 +214,19 @@ class Redactor:
             if isinstance(payload.blob, str):
                 self.blobs[payload.blob] = before
             return payload
-        # What was inline stays so: readers of a plan expect it in its event.
+        # A value that was inline stays inline: readers of a plan expect the plan in its event.
         packed, blob = codec.pack(after, codec.INLINE_BYTES if payload.inline is None else codec.MAX_BYTES)
         if blob is not None:
             self.blobs[codec.digest(blob)] = blob
         return packed
 
     def _request(self, packed: dict[str, Any], event: Event, state: RunState, events: Sequence[Event]) -> bytes:
-        """A request to a model: only its frame and its messages are values. The rest refers to other calls."""
+        """Redact a request to a model. Only its frame and its messages have values; the rest refers to other calls."""
         items = [{**item, "message": self._value(item["message"], ())} if "message" in item else item for item in packed["then"]]
         fresh = {**packed, "then": items}
         if "frame" in packed:
             fresh["frame"] = self._value(packed["frame"], ())
-        # The recorded digest is of the whole request: it is computed again from the redacted parts.
+        # The recorded digest is the digest of the whole request. It is computed again from the redacted parts.
         assert event.call is not None, event
         own = codec.encode(fresh)
         before = sources(state.calls, events, self._load_redacted)
@@ -229,7 +234,9 @@ class Redactor:
         try:
             whole, _ = rejoined(event.call, parts)
         except StoreCorrupt:
-            whole = own  # a rule has changed the form of an earlier answer: `show --prompt` will say that it cannot be made again
+            # A rule has changed the form of an earlier answer. `show --prompt` will say that the request cannot be
+            # rebuilt.
+            whole = own
         return codec.encode({**fresh, "digest": codec.digest(whole)})
 
     def _load_redacted(self, payload: Payload) -> bytes:
@@ -269,7 +276,7 @@ class Redactor:
 
     # -- the check ------------------------------------------------------------------------------------------------------
     def check(self, what: str, value: Any) -> None:
-        """InvalidInput if a secret or a match is left: in a name or an id, which cannot be redacted."""
+        """Raise InvalidInput if a secret or a match is left in a name or an id, because these cannot be redacted."""
         for name, text in _texts(value, ""):
             left = text.replace(MARKER, "")
             assert self._literals is not None
@@ -287,7 +294,7 @@ def _values_of_request(packed: Any) -> Iterator[Any]:
 
 @cache
 def _literal_fields(of: type) -> frozenset[str]:
-    """The fields whose values are words of the format, such as the kind of a failure."""
+    """The fields whose values are fixed words of the format, such as the kind of a failure."""
     return frozenset(name for name, hint in get_type_hints(of).items() if _has_literal(hint))
 
 
@@ -297,7 +304,7 @@ def _has_literal(hint: Any) -> bool:
 
 def _is_structure(of: type, name: str) -> bool:
     if of is SignalReceived and name == "key":
-        return False  # the sender has chosen it
+        return False  # the sender has chosen this key
     return name in _STRUCTURE or name in _literal_fields(of)
 
 
@@ -317,7 +324,7 @@ def _texts(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _unused(name: str, taken: dict[str, Any]) -> str:
-    """The key, or the key with a number, if redaction has made two keys the same."""
+    """The key itself, or the key with a number if redaction has made two keys equal."""
     number = 1
     fresh = name
     while fresh in taken:
@@ -327,7 +334,7 @@ def _unused(name: str, taken: dict[str, Any]) -> str:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """The secret as it may stand in a text: plain, escaped as JSON once or twice, percent-encoded, and in base64."""
+    """The forms of a secret in a text: plain, escaped as JSON once or twice, percent-encoded, in hex and in base64."""
     yield secret
     for ascii_only in (True, False):
         once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
@@ -338,9 +345,9 @@ def _forms(secret: str) -> Iterator[str]:
     yield quote(raw, safe="")
     yield quote_plus(raw)
     yield raw.hex()
-    for offset in range(3):  # where the secret begins in a group of three bytes
+    for offset in range(3):  # the position of the secret in a group of three bytes
         encoded = base64.b64encode(bytes(offset) + raw)
-        # Only the characters that no byte before or after the secret has a part in.
+        # Keep only the characters that depend on no byte before or after the secret.
         own = encoded[-(-offset * 8 // 6) : (offset + len(raw)) * 8 // 6].decode()
         if len(own) >= 2 * MIN_CHARS or offset == 0:
             yield own

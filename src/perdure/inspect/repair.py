@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perdure.core.budget import NOTHING, Amounts
-from perdure.core.events import ChildStarted
-from perdure.core.state import AskState, RunState, fold
+from perdure.core.state import AskState, RunState, fold, own_children
 from perdure.engine.api import Reading
 from perdure.errors import PerdureError, StoreCorrupt
 from perdure.inspect.consistency import approval_problem, approval_status, budget_problem
@@ -29,8 +28,9 @@ def plan_repair(store: Reading, row: RunRow) -> Repair | None:
     verdict, checked = verify_journal(row, stored, store.blob)
     if verdict.problem is not None:
         return None  # a row that was made to fit a damaged journal would hide the damage
-    # The journal-wide chain has a later event, or another one: the end was cut off or rewritten. After a repair, the run
-    # would go on from there and repeat its last effects. If only the row names too early an event, the journal is whole.
+    # The journal-wide chain has a later event, or another event: the end of the journal was cut off or rewritten.
+    # After a repair, the run would go on from there and repeat its last effects. If only the row names too early an
+    # event, the journal itself is complete.
     if any(missing.last_seq > len(stored) or row.seq >= missing.last_seq for missing in store.missing_heads(row.run_id)):
         return None
     state = checked.state
@@ -57,7 +57,7 @@ def _contradicts(store: Reading, row: RunRow, state: RunState, ask: AskState) ->
 
 
 def right_approval(state: RunState, ask: AskState, found: ApprovalRow | None) -> ApprovalRepair:
-    """The row of an approval as the journal has it. `found`: the row that there is; None if there is none."""
+    """The row of an approval according to the journal. `found`: the existing row; None if there is none."""
     request, status = ask.request, approval_status(ask, state)
     if state.finished and status == "pending":
         status = "withdrawn"  # the end of a run withdraws its approvals without an event
@@ -91,7 +91,10 @@ def _found(store: Reading, approval: str) -> ApprovalRow | None:
 
 
 def _right_ledger(store: Reading, row: RunRow, state: RunState) -> Ledger | None:
-    """The ledger of the run's own budget, from the journals of the run and all runs below. None: it has no budget."""
+    """The ledger of the run's own budget, from the journals of the run and all runs below.
+
+    None: the run has no budget.
+    """
     if state.budget is None:
         return None
     ledgers = store.ledgers(row.run_id)
@@ -107,13 +110,12 @@ def _whole(amounts: Amounts) -> Amounts:
 def _family(store: Reading, run_id: str) -> Iterator[RunState]:
     """The state of the run and of every run below it, from their journals."""
     try:
-        events = store.read(run_id)
-        yield fold(events)
+        state = fold(store.read(run_id))
     except PerdureError:
         return  # the check of that run itself reports what is wrong
-    for event in events:
-        if isinstance(event.body, ChildStarted):
-            yield from _family(store, event.body.run_id)
+    yield state
+    for child in own_children(state):
+        yield from _family(store, child)
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What the next worker does about a call without a result, in words. The verdict is that of core/decide.py."""
+"""What the next worker does about a call without a result, in words. core/decide.py gives the verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from perdure.inspect.text import iso
 
 
 def open_call_words(call: CallState, frontier: Frontier, state: RunState, *, max_asks: int, now: int) -> str:
-    """What becomes of this open call. `frontier` is the end of a replay, which has the tool of the call."""
+    """What happens next with this open call, in words.
+
+    `frontier` is the end of a replay, and has the tool of the call.
+    """
     name, asked = f"call {call.number} {call.tool}", frontier.calls.get(call.number)
     if call.phase == "awaiting_approval":
         return f"{name} waits for approval {call.approval}"

@@ -36,7 +36,7 @@ def pruned_runs(store: Reading) -> int:
     return int(store.facts()["pruned"])
 
 
-PRUNED = "run_pruned"  # the type of a tombstone's line; no event has it
+PRUNED = "run_pruned"  # the type of a tombstone's line in the audit trail; no event has this type
 
 
 class PrunedRuns:

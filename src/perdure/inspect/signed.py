@@ -1,21 +1,21 @@
 """Signed heads: statements about all runs of a journal, signed with an Ed25519 key that the database does not have.
 
-A user with write access to the whole database can compute all hashes again. Such a user cannot make a signature. So a
-statement shows later whether the journal still has what it had: `perdure sign` writes it, `perdure verify --signatures`
-compares.
+A user with write access to the whole database can compute all hashes again. But such a user cannot make a signature.
+So a statement shows later whether the journal was changed since then. `perdure sign` writes a statement, and `perdure
+verify --signatures` compares it with the journal.
 
-The file has lines of JSON. A statement follows the lines of the runs that have changed since the statement before:
+The file has lines of JSON. First come lines for the runs that have changed since the last statement, then a statement:
 
     {"kind": "run", "run_id": …, "seq": 12, "head": …}       the last event of a run, and its hash
     {"kind": "gone", "run_id": …, "seq": 12, "head": …}      a run that was pruned: what its tombstone says
     {"kind": "signed", "statement": …, "key": …, "signature": …}
 
-`statement` is the very text that was signed: its number, the Merkle root over all runs, the heads of the journal-wide
-chain, the hash of the lines above it, and the hash of the statement before. A statement stands for the whole journal also
-without the lines of its runs, but only with them it can name the run that was changed. Specimens are left out.
+`statement` is the exact text that was signed: its number, the Merkle root over all runs, the heads of the journal-wide
+chain, the hash of the lines above it, and the hash of the statement before. The root covers the whole journal. But
+only with the lines of the runs can a statement name the run that was changed. Specimens are left out.
 
-A process that is killed while it writes leaves lines without a statement, or half a line, at the end of the file: a torn
-tail. Nothing was stated by it.
+If a process is killed while it writes, the file ends with lines without a statement, or with half a line: a torn tail.
+A torn tail states nothing.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 FORMAT = 1
-NAMED = 20  # how many runs are named one by one
-_PREFIX = b"perdure-statement-1\n"  # a signature is about this kind of text, and about nothing else that the key may sign
+NAMED = 20  # the most runs that a message names one by one
+# With this prefix, a signature cannot count for any other text that the key may sign.
+_PREFIX = b"perdure-statement-1\n"
 _LONGEST_LINE = 1 << 20
 
 
@@ -133,30 +134,30 @@ class GoneHead(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kin
     run_id: str
     seq: int
     head: str
-    returned: bool = False  # it was a copy, and the move was undone: its id can be used again
+    returned: bool = False  # the run was a copy, and the move was undone: its id can be used again
 
 
 class Signed(Struct, frozen=True, tag_field="kind", tag="signed", forbid_unknown_fields=True):
     statement: str
-    key: str  # which key has signed: the beginning of the hash of the public key
+    key: str  # the id of the key that has signed: the beginning of the hash of the public key
     signature: str
 
 
 class Statement(Struct, frozen=True, forbid_unknown_fields=True):
     format: int
-    n: int  # from 1
+    n: int  # the number of the statement, from 1
     at: str
     runs: int
     events: int
     root: str  # the Merkle root over (run id, seq, head) of all runs, in the order of their ids
     chain: tuple[ChainHead, ...]
     changed: int  # how many lines of runs belong to this statement
-    changed_sha256: str  # of these lines
-    previous: str | None  # the hash of the line of the statement before
+    changed_sha256: str  # the hash of these lines
+    previous: str | None  # the hash of the previous statement's line
 
 
 class Leaf(Struct, frozen=True, gc=False):
-    """What a statement says of a run."""
+    """What a statement says about a run."""
 
     seq: int
     head: str
@@ -183,21 +184,22 @@ def merkle_root(heads: Mapping[str, tuple[int, str]]) -> str:
 
 
 class Book:
-    """The statements of a file, read and checked up to the first line that cannot be believed."""
+    """The statements of a file. They are read and checked up to the first line that is wrong."""
 
     def __init__(self) -> None:
         self.statements: list[Statement] = []
-        self.heads: dict[str, tuple[int, str]] = {}  # of all runs, as of the last statement
-        self.signed: dict[str, list[Leaf]] = {}  # all that was ever stated of a run that is not gone, in order
+        self.heads: dict[str, tuple[int, str]] = {}  # run id → (seq, head), for all runs as of the last statement
+        # Run id → all statements about the run, in order; only runs that are not gone.
+        self.signed: dict[str, list[Leaf]] = {}
         self.gone: dict[str, Leaf] = {}
         self.problem: str | None = None
-        self.good_bytes = 0  # the end of the last whole statement in the file
-        self.torn_bytes = 0  # what follows it, if that is a torn tail
+        self.good_bytes = 0  # the position in the file where the last complete statement ends
+        self.torn_bytes = 0  # how many bytes follow that position, if they are a torn tail
         self.last: str | None = None  # the hash of the line of the last statement
 
     @classmethod
     def read(cls, path: Path, key: PublicKey) -> Book:
-        """InvalidInput only if the file cannot be opened. What is wrong with its content is in `problem`."""
+        """Raises InvalidInput only if the file cannot be opened. Problems of its content are in `problem`."""
         book = cls()
         try:
             with path.open("rb") as file:
@@ -283,7 +285,7 @@ def _digest(lines: Sequence[bytes]) -> str:
 
 # -- making a statement -----------------------------------------------------------------------------------------------
 class Contradiction(Exception):
-    """The journal does not have any more what the last statement says. Each line names one run."""
+    """The journal no longer has everything that the last statement says. Each line names one run."""
 
     def __init__(self, lines: list[str]) -> None:
         super().__init__(lines[0])
@@ -291,13 +293,16 @@ class Contradiction(Exception):
 
 
 class NewStatement(Struct, frozen=True):
-    lines: list[bytes]  # of the runs that have changed
+    lines: list[bytes]  # the lines of the runs that have changed
     signed: bytes  # the line of the statement itself
     statement: Statement
 
 
 def state(store: Reading, book: Book, key: SigningKey, *, now: int) -> NewStatement:
-    """The next statement after those of the book. Contradiction if the journal has less, or something else, than was signed."""
+    """The next statement after the statements of the book.
+
+    Raises Contradiction if signed events are missing or changed.
+    """
     chain = tuple(chain_heads(store))
     now_has = {row.run_id: (row.seq, row.head.hex()) for row in all_rows(store) if row.specimen is None}
     changed = {run_id: head for run_id, head in now_has.items() if book.heads.get(run_id) != head}
@@ -323,7 +328,10 @@ def _line(line: RunHead | GoneHead | Signed) -> bytes:
 
 
 def _graves(store: Reading, run_ids: Sequence[str]) -> dict[str, GoneHead]:
-    """The tombstones of these runs. A run whose copy was taken back has one too, but its id is free."""
+    """The tombstones of these runs.
+
+    `returned` is True if the run was a copy that was taken back: its id is free again.
+    """
     if not run_ids:
         return {}
     wanted, found, after = set(run_ids), dict[str, GoneHead](), 0
@@ -363,7 +371,7 @@ def _grave_problem(run_id: str, last: Leaf, grave: GoneHead | None) -> str | Non
 
 
 def _run_problem(store: Reading, run_id: str, leaves: Sequence[Leaf], seq: int, head: str) -> str | None:
-    """What is wrong with a run that is there, and ends with event `seq` with the hash `head`."""
+    """The problem of a run whose last event is `seq`, with the hash `head`; None if there is no problem."""
     for leaf in leaves:
         if seq < leaf.seq:
             return (

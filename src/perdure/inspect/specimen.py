@@ -1,8 +1,10 @@
-"""Makes rows for a local journal out of an export: the family becomes specimens, to be looked at.
+"""Makes rows for a local journal from an export: the family becomes specimens, so that people can look at it.
 
-Nothing is written here. The file was checked whole before (`export.load`), and `take_in_specimen` of the store writes all
-rows in one transaction. A specimen has the bytes of its events as they were hashed, so `perdure verify` checks them here as
-in the journal that they came from. Its rows are computed from its journal, as of its last event.
+Also makes the rows of forks.
+
+This module writes nothing. The whole file was checked before (`export.load`), and the store's `take_in_specimen`
+writes all rows in one transaction. A specimen has the bytes of its events exactly as they were hashed. So `perdure
+verify` checks them here as in the original journal. The rows are computed from the journal, as of its last event.
 """
 
 from __future__ import annotations
@@ -14,19 +16,21 @@ import msgspec
 from msgspec import Struct, structs
 
 from perdure import shell
-from perdure.core import identity
-from perdure.core.budget import NOTHING
-from perdure.core.events import ChildStarted, payloads
+from perdure.core import codec, identity
+from perdure.core.budget import NOTHING, Amounts
+from perdure.core.events import ChildStarted, Event, Limits, payloads
+from perdure.core.state import RunState
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreCorrupt
 from perdure.inspect.export import Export, ExportedArtifact, ExportedJournal, artifact_chunks, load
-from perdure.inspect.projection import specimen_row
+from perdure.inspect.projection import row_of, specimen_row
 from perdure.inspect.repair import right_approval
-from perdure.store.api import ArtifactRow, Head, Specimen, Stored, Whole
+from perdure.inspect.text import Load
+from perdure.store.api import ArtifactRow, Head, NewFork, RunRow, Specimen, Stored, Whole
 from perdure.tool.artifact import CHUNK_BYTES, SCHEME, Artifact
 
 
 class Family(Struct, frozen=True):
-    """What is to be inserted."""
+    """A family of specimens, ready to be inserted."""
 
     export: Export
     wholes: list[Whole]  # the parents before their children
@@ -61,12 +65,15 @@ def read_family(path: Path, *, by: str, now: int) -> Family:
 
 
 def chunks(path: Path, family: Family) -> Iterator[tuple[ArtifactRow, Iterable[bytes]]]:
-    """The artifacts with their bytes. The file is read again; StoreCorrupt if it was changed since."""
+    """The artifacts with their bytes.
+
+    The file is read again; StoreCorrupt if the file was changed since the first time.
+    """
     for line, data in artifact_chunks(path):
         if line.uri not in family.artifacts:
             raise StoreCorrupt(f"{path} was changed while it was imported; nothing was imported: try again")
         yield family.artifacts[line.uri], _even(data)
-        for _ in data:  # what the store did not read, because it has the artifact
+        for _ in data:  # read the bytes that the store has not read because it already has the artifact
             pass
 
 
@@ -83,7 +90,10 @@ def _even(data: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def is_there(family: Family, found: dict[str, Head], *, specimens: Sequence[str]) -> bool:
-    """Is exactly this family in the journal, as specimens? Conflict if another run has one of its ids."""
+    """Is exactly this family in the journal already, as specimens?
+
+    Raises Conflict if another run has one of its ids.
+    """
     runs = family.export.runs
     if not found:
         return False
@@ -125,15 +135,10 @@ def _whole(run: ExportedJournal, export: Export, made: Specimen) -> Whole:
     parent = export.runs.get(created.parent or "")
     started = [event.seq for event in parent.events if _starts(event.body, run.run_id)] if parent is not None else []
     return Whole(
-        run=(
-            *(row.run_id, row.agent, row.version, row.tenant, row.actor, row.queue, row.target, row.input_digest, row.status),
-            *(row.waiting_for, row.ready_at, row.seq, row.head, row.epoch, row.lost, row.crashes, row.error, row.created_at),
-            *(row.updated_at, row.priority, row.attention, row.parent, row.parent_call, started[0] if started else None),
-            *(created.depth, row.lost_with, row.specimen),
-        ),
+        run=columns(row, started[0] if started else None, created.depth),
         ledger_of=_payer(run, export),
         events=[structs.replace(one, event_id=_event_id(one)) for one in run.stored],
-        approvals=_approvals(run),
+        approvals=approval_rows(run.state),
         signals=[],
         budgets=_budgets(run, export),
         reserved=[],
@@ -141,6 +146,54 @@ def _whole(run: ExportedJournal, export: Export, made: Specimen) -> Whole:
         notices=[],
         blobs=sorted({payload.blob for event in run.events for payload in payloads(event.body) if isinstance(payload.blob, str)}),
         artifacts=[],
+    )
+
+
+def new_fork(
+    parent: str, state: RunState, events: Sequence[Event], specimen: Specimen | None, blobs: Sequence[bytes], load: Load
+) -> NewFork:
+    """The rows of a fork with this journal. `specimen`: it is a rehearsal; else a worker goes on with it."""
+    created = state.created
+    assert created is not None
+    sealed = identity.seal_all(identity.genesis(created.run_id), events)
+    digest, head = codec.digest(load(created.input)), sealed[-1].hash
+    if specimen is None:
+        row = row_of(created.run_id, state, events, digest, head)
+    else:
+        row = specimen_row(created.run_id, state, events, digest, head, msgspec.json.encode(specimen).decode())
+    whole = Whole(
+        run=columns(row, None, created.depth),
+        ledger_of=None,
+        events=[
+            Stored(one.seq, bytes.fromhex(one.event_id), one.ts, one.epoch, one.call, one.cause, data.data, data.hash)
+            for one, data in zip(events, sealed, strict=True)
+        ],
+        approvals=approval_rows(state),
+        signals=[],
+        budgets=budget_rows(state.budget, None, state.spent),
+        reserved=[],
+        inbox=[],
+        notices=[],
+        blobs=sorted(
+            {
+                payload.blob
+                for event, data in zip(events, sealed, strict=True)
+                if b'"blob":' in data.data
+                for payload in payloads(event.body)
+                if isinstance(payload.blob, str)
+            }
+        ),
+    )
+    return NewFork(whole, parent, blobs)
+
+
+def columns(row: RunRow, parent_seq: int | None, depth: int) -> tuple[object, ...]:
+    """`Whole.run` of a run with this row."""
+    return (
+        *(row.run_id, row.agent, row.version, row.tenant, row.actor, row.queue, row.target, row.input_digest, row.status),
+        *(row.waiting_for, row.ready_at, row.seq, row.head, row.epoch, row.lost, row.crashes, row.error, row.created_at),
+        *(row.updated_at, row.priority, row.attention, row.parent, row.parent_call, parent_seq),
+        *(depth, row.lost_with, row.specimen),
     )
 
 
@@ -157,8 +210,9 @@ def _event_id(stored: Stored) -> bytes:
         ) from None
 
 
-def _approvals(run: ExportedJournal) -> list[tuple[object, ...]]:
-    rows = [right_approval(run.state, ask, None) for ask in run.state.asks.values()]
+def approval_rows(state: RunState) -> list[tuple[object, ...]]:
+    """`Whole.approvals` of a run, as its journal has them."""
+    rows = [right_approval(state, ask, None) for ask in state.asks.values()]
     return [
         (
             *(one.approval, one.seq, one.call, one.action, one.asked_at, one.status, msgspec.json.encode(one.deciders).decode()),
@@ -170,7 +224,7 @@ def _approvals(run: ExportedJournal) -> list[tuple[object, ...]]:
 
 
 def _payer(run: ExportedJournal, export: Export) -> str | None:
-    """The nearest run, from this one upwards, that has a budget."""
+    """The run that has the budget: this run, or else its nearest ancestor with a budget."""
     at: ExportedJournal | None = run
     while at is not None and at.state.budget is None:
         assert at.state.created is not None
@@ -179,25 +233,22 @@ def _payer(run: ExportedJournal, export: Export) -> str | None:
 
 
 def _budgets(run: ExportedJournal, export: Export) -> list[tuple[object, ...]]:
-    limits, created = run.state.budget, run.state.created
+    created = run.state.created
     assert created is not None
-    if limits is None:
-        return []
     above = export.runs.get(created.parent or "")
     below = [one.state.spent for one in export.runs.values() if one.run_id == run.run_id or one.run_id.startswith(f"{run.run_id}/")]
-    spent = sum(below, start=NOTHING)
+    return budget_rows(run.state.budget, None if above is None else _payer(above, export), sum(below, start=NOTHING))
+
+
+def budget_rows(limits: Limits | None, above: str | None, spent: Amounts) -> list[tuple[object, ...]]:
+    """`Whole.budgets` of a run with these limits. Nothing is reserved: no attempt is under way."""
+    if limits is None:
+        return []
     return [
         (
-            *(
-                None if above is None else _payer(above, export),
-                limits.usd_micros,
-                limits.tokens,
-                limits.calls,
-                limits.busy_us,
-                limits.on_exceed,
-            ),
+            *(above, limits.usd_micros, limits.tokens, limits.calls, limits.busy_us, limits.on_exceed),
             *(spent.usd_micros, spent.tokens, spent.calls, spent.busy_us),
-            *(0, 0, 0, 0),  # nothing is reserved: no attempt of a specimen is under way
+            *(0, 0, 0, 0),
         )
     ]
 

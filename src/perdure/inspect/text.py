@@ -1,4 +1,4 @@
-"""Words for recorded things: times, spans, payloads, calls, amounts, model calls, plans, and one sentence per event.
+"""Words for recorded data: times, spans, payloads, calls, amounts, model calls, plans, and one sentence per event.
 
 Text from a journal is returned as it was recorded. The caller must escape the text before it prints it on a terminal.
 """
@@ -22,8 +22,10 @@ from perdure.core.events import (
     ApprovalVoted,
     ApprovalWithdrawn,
     AttentionNeeded,
+    BudgetDeclared,
     BudgetExceeded,
     BudgetRaised,
+    CallAnswered,
     CallRequestedAgain,
     CancelRequested,
     ChildFinished,
@@ -31,6 +33,7 @@ from perdure.core.events import (
     DecisionMade,
     Event,
     Failure,
+    FrameChanged,
     Limits,
     ModelCallCompleted,
     ModelCallFailed,
@@ -45,6 +48,7 @@ from perdure.core.events import (
     RunClaimed,
     RunCreated,
     RunFailed,
+    RunForked,
     RunPaused,
     RunReleased,
     RunReopened,
@@ -78,7 +82,7 @@ _OURS = re.compile(r"-packages/perdure/|/python3[.0-9]*t?/(asyncio|concurrent)/"
 _OUR_FOLDER = __file__.removesuffix("inspect/text.py")
 _SPANS = ((86_400, "day", "days"), (3_600, "h", "h"), (60, "min", "min"), (1, "s", "s"))
 
-# effect class → what it means if the journal has the intent of a call, and no result.
+# Effect class → the meaning of a journal that has the intent of a call and no result.
 EFFECTS = {
     "read": "changes nothing, so it is simply asked again",
     "idempotent": "repeating it ends in the same state, so it is simply run again",
@@ -255,6 +259,14 @@ def pruned_words(tombstone: Tombstone) -> str:
 
 
 Load = Callable[[Payload], bytes]
+# Where an answer in a fork came from.
+SOURCES = {
+    "recorded": "as recorded in the run that was forked",
+    "edited": "edited by a person",
+    "answers": "a prepared answer",
+    "simulated": "from the tool's stand-in",
+    "read": "really asked: it changes nothing",
+}
 USES_NAMED = 3
 _STOPS = {"end": "", "tools": "", "length": "; it was cut off at its limit of tokens", "refusal": "; it refuses to say more"}
 
@@ -301,7 +313,8 @@ def answer_in(result: Payload | None, load: Load | None = None) -> Answer | None
     encoded = _bytes(result, load)
     if encoded is None:
         return None
-    from perdure.models.messages import answer_of  # here: a worker without models does not load this module
+    # Imported here, so that a worker without models does not load this module.
+    from perdure.models.messages import answer_of
 
     try:
         return answer_of(encoded)
@@ -361,6 +374,7 @@ UNTIL = {
     "rate": "until its rate allows it",
     "budget": "until there is enough left in the budget",
     "handover": "until another worker has the run",
+    "fork": "for ever: this is a rehearsal, and nothing is sent",
 }
 ApprovalSettled = ApprovalDecided | ApprovalEscalated | ApprovalExpired | ApprovalWithdrawn | ApprovalVoted
 
@@ -456,15 +470,18 @@ def _about_call(event: Event, call: str, load: Load | None) -> str:
         case ApprovalVoted() | ApprovalDecided() | ApprovalEscalated() | ApprovalExpired() | ApprovalWithdrawn():
             return f"{call}: approval {body.approval} {_settling(body)}"
         case ChildStarted():
-            return f"call {event.call}: run {body.run_id} of {called(f'{body.agent}@{body.version}', body.input)} begins as its child"
+            return f"call {event.call}: run {body.run_id} of {called(versioned(body.agent, body.version), body.input)} begins as its child"
         case ChildFinished(status="succeeded"):
             return f"{call}: its child {body.run_id} succeeded with {shown(body.output)}"
         case ChildFinished():
             return f"{call}: its child {body.run_id} {'was ' if body.status == 'cancelled' else ''}{body.status}: {failed(body.failure)}"
+        case CallAnswered():
+            answer = f"gets {shown(body.result)}" if body.failure is None else f"fails: {failed(body.failure)}"
+            return f"{call} {answer} ({SOURCES[body.source]}); no attempt was made"
         case CallRequestedAgain():
-            return f"{call} is made again" + (": its result is fetched anew" if body.anew else ": it is the same call, with the same key")
+            return f"{call} is made again" + (": a new result is needed" if body.anew else ": it is the same call, with the same key")
         case OutcomeReused():
-            return f"{call}: what event {body.of} brought is used again"
+            return f"{call}: the outcome in event {body.of} is used again"
         case _:
             return f"{call}: {event.type}"
 
@@ -509,7 +526,7 @@ def _settling(body: ApprovalSettled) -> str:
         case ApprovalExpired(lapsed=True):
             return "was given, and expired before the call could start"
         case ApprovalExpired():
-            return "expired: nobody decided in time"
+            return "expired: no decision came in time"
         case ApprovalWithdrawn():
             return "was withdrawn: the answer is not needed any more"
 
@@ -532,7 +549,9 @@ def _about_run(event: Event, load: Load | None) -> str:
             others = f"; {plural(body.lost_with, 'other run')} of that worker may be to blame" if body.lost_with else ""
             return f"worker {body.name or body.worker} took the run over from the worker before, {why}{others}"
         case RunClaimed():
-            return f"worker {body.name or body.worker} took the run"
+            return f"worker {body.name or body.worker} took the run" + (
+                f", which has its version from now on: {body.version}" if body.version else ""
+            )
         case RunReleased():
             until = f" until {iso(body.wake_at)}" if body.wake_at is not None else ""
             return f"the worker released the run as {body.status}: {body.waiting_for}{until}"
@@ -567,13 +586,32 @@ def _about_run(event: Event, load: Load | None) -> str:
             return f"the run was cancelled{_note(body.reason)}"
         case RunCancelled():
             return f"{body.forced_by} ended the run without its agent, and what was open stays so{_unsettled(body)}{_note(body.reason)}"
-        case CancelRequested() | RunPaused() | RunUnpaused() | RunRequeued() | RunAdopted() | BudgetRaised() | SignalReceived():
+        case BudgetDeclared():
+            return f"the agent's code declares a budget of {limits_words(body.limits)}, which applies from now on"
+        case (
+            CancelRequested()
+            | RunPaused()
+            | RunUnpaused()
+            | RunRequeued()
+            | RunAdopted()
+            | FrameChanged()
+            | BudgetRaised()
+            | SignalReceived()
+        ):
             return _said(body)
         case RunReopened():
             fresh = ", and `read` calls and requests to models are made again" if body.fresh else ""
             return f"{body.by} let the run go on from event {body.back_to}: all events since are superseded{fresh}{_note(body.reason)}"
+        case RunForked():
+            edits = f", with another result of call {', '.join(map(str, body.edits))}" if body.edits else ""
+            edits += ", with another input" if body.input else ""
+            edits += f", with the model {body.model}" if body.model else ""
+            return (
+                f"{body.by} forked run {body.parent} at event {body.at}{edits}: the events up to here are copies, and what they say "
+                f"was done by {body.parent}{_note(body.reason)}"
+            )
         case OutcomeReused():
-            return f"what event {body.of} brought is used again"
+            return f"the outcome in event {body.of} is used again"
         case (
             ToolCallProposed()
             | ToolCallInitiated()
@@ -591,6 +629,7 @@ def _about_run(event: Event, load: Load | None) -> str:
             | ChildStarted()
             | ChildFinished()
             | CallRequestedAgain()
+            | CallAnswered()
         ):
             return f"{event.type} without a call"
         case _:
@@ -610,10 +649,10 @@ def _creation(body: RunCreated) -> str:
     later = f", not before {iso(body.not_before)}" if body.not_before is not None else ""
     limits = f", with a budget of {limits_words(body.budget)}" if body.budget is not None else ""
     where = f"(tenant {body.tenant}{queue}{later}{limits})"
-    return f"run of {body.agent}@{body.version} created{by}{child} {where} with input {shown(body.input)}"
+    return f"run of {versioned(body.agent, body.version)} created{by}{child} {where} with input {shown(body.input)}"
 
 
-def _said(body: CancelRequested | RunPaused | RunUnpaused | RunRequeued | RunAdopted | BudgetRaised | SignalReceived) -> str:
+def _said(body: CancelRequested | RunPaused | RunUnpaused | RunRequeued | RunAdopted | FrameChanged | BudgetRaised | SignalReceived) -> str:
     """A sentence about a message that was posted to the run from outside."""
     match body:
         case CancelRequested():
@@ -628,11 +667,18 @@ def _said(body: CancelRequested | RunPaused | RunUnpaused | RunRequeued | RunAdo
             return f"{body.by} sent the run back to work{_note(body.note)}"
         case RunAdopted():
             return f"{body.by} lets version {body.version} of the agent go on with the run{_note(body.note)}"
+        case FrameChanged():
+            return f"{body.by} lets version {body.version} of the agent go on with the run, from its next turn on{_note(body.note)}"
         case BudgetRaised():
             return f"{body.by} added {limits_words(body.added)} to the run's budget{_note(body.note)}"
         case SignalReceived():
             key = f" (key {body.key})" if body.key else ""
             return f"{body.by} sent a signal on {body.topic!r}{key}: {shown(body.payload)}"
+
+
+def versioned(agent: str, version: str) -> str:
+    """The agent with its version; the agent alone while no worker has begun the run, which has no version then."""
+    return f"{agent}@{version}" if version else agent
 
 
 def over_budget(body: BudgetExceeded) -> str:

@@ -16,6 +16,7 @@ from perdure.core.events import (
     Event,
     PlanGenerated,
     RunCreated,
+    RunForked,
     StatusReported,
     ToolCallInitiated,
     ToolCallProposed,
@@ -25,7 +26,8 @@ from perdure.core.identity import CallKeys
 from perdure.inspect.branches import Superseded
 from perdure.inspect.text import Load, clip, iso, plain, sentence
 
-# What agents/plan/follow.py writes: the status right before the call of a step, and the action of an approval of a step.
+# The texts that agents/plan/follow.py writes: the status right before the call of a step, and the action of a step's
+# approval.
 _STEP_STATUS = re.compile(r"(undoing )?step ([A-Za-z_][A-Za-z0-9_-]{0,63})(?:: (.*))?\Z", re.DOTALL)
 _STEP_ACTION = re.compile(r"step ([A-Za-z_][A-Za-z0-9_-]{0,63})(?:: .*| failed)\Z", re.DOTALL)
 
@@ -47,7 +49,7 @@ class PlanStep(Struct, frozen=True, omit_defaults=True):
 
 
 class EventNames:
-    """The tools, keys, names and steps of a run's calls. They are collected from the run's events, which come in order.
+    """The tools, keys, names and steps of a run's calls. They are collected from the events of the run, in order.
 
     `load` reads a plan that is too large for its event; without `load` its steps have no descriptions.
     """
@@ -55,10 +57,12 @@ class EventNames:
     def __init__(self, load: Load | None = None) -> None:
         self._load = load
         self._described: dict[str, str | None] | None = None  # step of the recorded plan → its description; None: no plan
-        self._announced: tuple[PlanStep, str | None, int | None] | None = None  # the step whose call follows, its tool, its cause
+        # (step, tool, cause) of the step whose call comes next.
+        self._announced: tuple[PlanStep, str | None, int | None] | None = None
         self.steps: dict[int, PlanStep] = {}
         self.tools: dict[int, str] = {}
         self.keys: dict[int, str] = {}
+        self._created: RunCreated | None = None
         self._keys = CallKeys("", "")  # replaced at the run's first event; no call comes before it
         self.calls: dict[int, str] = {}  # call → its tool, the action of its approval, or the agent of its child
         self.began: dict[int, int] = {}  # call → when its last attempt began
@@ -68,7 +72,9 @@ class EventNames:
         if event.call is None:
             match event.body:
                 case RunCreated():
-                    self._keys = CallKeys.of(event.body)
+                    self._created, self._keys = event.body, CallKeys.of(event.body)
+                case RunForked(run_id=fork) if self._created is not None:
+                    self._keys = CallKeys.of(self._created, fork)
                 case PlanGenerated(plan=plan):
                     self._described = {name: description for name, _, description in steps_in(plain(plan, self._load))}
                 case StatusReported(text=text) if self._described is not None:
@@ -90,7 +96,10 @@ class EventNames:
                 self.calls[event.call] = agent
 
     def _announce(self, text: str, cause: int | None) -> None:
-        """A plan reports each step right before its call, in the same activation: so the next call is the step's call."""
+        """A plan reports each step right before the step's call, in the same activation.
+
+        So the next call belongs to the step.
+        """
         found = _STEP_STATUS.match(text)
         if found is not None and self._described is not None:
             step = PlanStep(found[2], self._described.get(found[2]), undoing=found[1] is not None)

@@ -1,8 +1,8 @@
-"""`perdure trace`: the chain of causes that led to an event, with what the agent stated on the way.
+"""`perdure trace`: the chain of causes that led to an event, with the agent's statements between them.
 
-The chain is what the journal records: each event names its cause. Between two links are the decisions, the thoughts
-and the plan that the agent recorded in that activation. If a model asked for a call, the chain also has the model's
-answer, and the messages that the model got before this answer.
+The chain comes from the journal: each event names its cause. Between two links are the decisions, the thoughts and the
+plan that the agent recorded in that activation. If a model asked for a call, the chain also has the model's answer,
+and the messages that the model got before this answer.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from perdure.core.events import (
     ChildStarted,
     DecisionMade,
     Event,
+    FrameChanged,
     ModelCallCompleted,
     ModelCallInitiated,
     PlanGenerated,
@@ -37,6 +38,7 @@ from perdure.core.events import (
     RunCancelled,
     RunClaimed,
     RunCreated,
+    RunForked,
     RunPaused,
     RunReopened,
     RunRequeued,
@@ -183,7 +185,7 @@ def trace(
 
 
 def to_explain(events: Sequence[Event]) -> int:
-    """The event that a person asks about first: why the run needs attention; else the last event of the run."""
+    """The event that a person asks about first: why the run needs attention, or else the last event of the run."""
     if fold(events).attention is not None:
         return _last(events, AttentionNeeded)
     return len(events)
@@ -272,9 +274,9 @@ class _Teller:
 
 
 def _stated(chain: Sequence[Event], events: Sequence[Event]) -> dict[int, list[Event]]:
-    """Event of the chain → what the agent stated in the activation that led to it: with the same recorded cause.
+    """Event of the chain → the agent's statements in the activation that led to it. They have the same recorded cause.
 
-    A ReAct agent records its decision right behind the calls that it decided on. So the order does not matter here.
+    A ReAct agent records its decision after the calls that follow from it. So the order does not matter here.
     """
     by_cause: dict[int | None, list[Event]] = {}
     for event in events:
@@ -323,8 +325,19 @@ def _because(event: Event, before: Event | None) -> str | None:
     if before is None:
         return None
     match event.body:
-        case CancelRequested() | RunRequeued() | RunPaused() | RunUnpaused() | RunAdopted() | BudgetRaised() | SignalReceived():
+        case (
+            CancelRequested()
+            | RunRequeued()
+            | RunPaused()
+            | RunUnpaused()
+            | RunAdopted()
+            | FrameChanged()
+            | BudgetRaised()
+            | SignalReceived()
+        ):
             return f"{event.body.by}, outside the run, asked for it"
+        case RunForked(by=by, parent=parent):
+            return f"run {parent} was copied up to event {before.seq}, and {by}, outside the run, asked for it"
         case RunReopened(by=by):
             return f"the run stood at event {before.seq} ({before.type}), and {by}, outside the run, asked for it"
         case RunCancelled(forced_by=str() as by):

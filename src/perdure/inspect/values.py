@@ -1,12 +1,12 @@
 """How the values of an agent's variables are shown: short, without secrets, and without running any code of the user.
 
 A `__repr__`, a property or a `__getattr__` of the user may be slow, raise, print, or call a tool. So none of them is
-called: values are read from the inside, by the rules of their built-in types. Text comes from models and tools, so
-invisible characters are escaped.
+called. Values are read with the methods of their built-in types. Text comes from models and tools, so invisible
+characters are escaped.
 
-What counts as a secret: a value whose name looks like one (`password`, `api_key`, `Authorization` …), also inside of
-dicts and objects; the values of such variables in the environment; what looks like a key of a known service; and every
-other occurrence of any of these.
+These values count as secrets: a value whose name looks secret (`password`, `api_key`, `Authorization` …), also inside
+dicts and objects; a variable of the environment with such a name; and text that looks like a key of a known service. A
+secret is redacted wherever it occurs.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from perdure.run import Run
 from perdure.tool import Tool
 
 REDACTED = "[redacted]"
-MAX_CHARS = 400  # of one value
-MAX_ITEMS = 20  # of one list, dict or object
+MAX_CHARS = 400  # the most characters of one value
+MAX_ITEMS = 20  # the most items of one list, dict or object
 _DEEPEST = 6
 _MOST_SECRETS = 1_000
-_MOST_OBJECTS = 100_000  # that are searched for secrets, and of one list or dict:
-_MOST_SEARCHED = 1_000
-_MOST_BITS = 512  # of a whole number that is shown in full
+_MOST_OBJECTS = 100_000  # the most objects that are searched for secrets
+_MOST_SEARCHED = 1_000  # the most items of one list or dict that are searched
+_MOST_BITS = 512  # a whole number with at most this many bits is shown in full
 
 # A name is split into its words: `stripeApiKey`, `STRIPE_API_KEY` and `Stripe-Api-Key` are three words each.
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -56,7 +56,8 @@ _KEY_OF = frozenset(
     "api access private secret signing encryption webhook service account master license session client app deploy hmac ssh gpg pgp "
     "aws azure google gcp github gitlab stripe openai anthropic slack sendgrid twilio datadog".split()
 )
-_NO_SECRETS = frozenset(("PWD", "OLDPWD", "SSH_AUTH_SOCK"))  # variables of the environment that name a folder or a socket
+# These variables of the environment name a folder or a socket.
+_NO_SECRETS = frozenset(("PWD", "OLDPWD", "SSH_AUTH_SOCK"))
 _COUNTED = frozenset(("token", "tokens"))  # `max_tokens=500` is no secret
 
 # Keys of known services, logins in URLs, and HTTP credentials.
@@ -102,24 +103,26 @@ def looks_secret(name: str, value: Any) -> bool:
 
 
 class Values:
-    """Shows values. `scopes` are the variables of all frames: a secret among them is shown nowhere."""
+    """Shows values. `scopes` are the variables of all frames: a secret among these variables is never shown."""
 
     def __init__(self, scopes: Iterable[Mapping[str, Any]], environ: Mapping[str, str] = os.environ) -> None:
         found = {name: value for name, value in environ.items() if looks_secret(name, value) and name not in _NO_SECRETS}
         for number, secret in enumerate(islice(_secrets(scopes), _MOST_SECRETS)):
             found[f"variable {number}"] = secret
-        # In all their spellings, the longest first; very short ones would hide ordinary words.
+        # `secrets_of` gives all spellings, the longest first. It leaves out very short secrets: they would hide
+        # ordinary words.
         self._secrets = secrets_of((), {}, found)
         self._slack = max((len(secret) for secret in self._secrets), default=0) + 200
 
     def text(self, text: str, limit: int | None = None) -> str:
-        """Any text without secrets and with its invisible characters escaped, cut to the limit."""
-        # First cut so far that every secret that begins before the limit is whole, then redact, and only then cut.
+        """The text without secrets and with its invisible characters escaped, cut to the limit."""
+        # Cut the text twice. The first cut keeps every secret that begins before the limit complete, so that it is
+        # redacted.
         shown = escaped(self._redacted(text if limit is None else text[: limit + self._slack]))
         return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
 
     def source(self, line: str, limit: int) -> str:
-        """A line of source. Text that the line itself gives to a name that looks secret is redacted, too."""
+        """A line of source. If the line assigns a text to a name that looks secret, that text is redacted too."""
         return self.text(_LITERAL.sub(_without_literal, line), limit)
 
     def show(self, name: str, value: Any) -> str:
@@ -132,7 +135,10 @@ class Values:
         return self.text(out.joined(), MAX_CHARS)
 
     def message(self, error: BaseException) -> str:
-        """The message of an exception; of an exception with a `__str__` of the user, its arguments."""
+        """The message of an exception.
+
+        If its class has a `__str__` of the user, the arguments of the exception instead.
+        """
         said = _static(type(error), "__str__")
         args = BaseException.args.__get__(error)  # type: ignore[attr-defined]
         top = str(getattr(said, "__module__", "")).partition(".")[0]
@@ -163,7 +169,7 @@ class Values:
         elif issubclass(kind, int):
             out.add(int.__repr__(value) if int.bit_length(value) <= _MOST_BITS else f"<int of {int.bit_length(value)} bits>")
         elif issubclass(kind, str):
-            # Redact before the text becomes a literal: a literal writes quotes and line ends in another way.
+            # Redact the text before it becomes a literal, because a literal writes quotes and line ends differently.
             out.add(repr(self._redacted(str.__str__(value)[: MAX_CHARS + self._slack])))
         elif issubclass(kind, (bytes, bytearray)):
             start = bytes(memoryview(value)[: MAX_CHARS + self._slack])
@@ -192,7 +198,7 @@ class Values:
             self._write_items(opening, (("", "", one) for one in base.__iter__(value)), end, count, out, above)
         elif (found := next((one for one in _SETS if issubclass(kind, one[0])), None)) is not None:
             base, opening, closing = found
-            # The order of a set is different in each process: what is shown is sorted as text.
+            # A set has a different order in each process. So the shown members are sorted as text.
             members = sorted(self.show("", one) for one in islice(base.__iter__(value), 10 * MAX_ITEMS))
             more = base.__len__(value) - MAX_ITEMS
             out.add(opening + ", ".join(members[:MAX_ITEMS]) + (f", … {more} more" if more > 0 else "") + closing)
@@ -222,7 +228,7 @@ class Values:
     def _write_items(
         self, opening: str, items: Iterable[tuple[str, str, Any]], closing: str, count: int, out: _Out, above: tuple[int, ...]
     ) -> None:
-        """Write (label, name, value) of each item; `name` decides if the value is a secret."""
+        """Write each item (label, name, value). `name` decides whether the value is a secret."""
         out.add(opening)
         for place, (label, name, value) in enumerate(islice(items, MAX_ITEMS)):
             out.add((", " if place else "") + label)
@@ -235,11 +241,11 @@ def _without_literal(found: re.Match[str]) -> str:
 
 
 class _Full(Exception):
-    """Enough of the value is written."""
+    """Enough of the value was written."""
 
 
 class _Out:
-    """The pieces of a text, up to a little more than is shown. The rest of a large value is never visited."""
+    """The pieces of a text, up to a little more than the limit. The rest of a large value is never read."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -256,7 +262,7 @@ class _Out:
 
 
 def _secrets(scopes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The texts of the secrets among these variables and inside of them: first of all variables, then one level deeper."""
+    """The texts of the secrets in these variables. The variables themselves come first, then each deeper level."""
     queue = deque((name, value, 0) for scope in scopes for name, value in scope.items())
     seen: set[tuple[int, bool]] = set()
     while queue and len(seen) < _MOST_OBJECTS:
@@ -267,7 +273,7 @@ def _secrets(scopes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 yield str.__str__(value) if issubclass(kind, str) else bytes.decode(value, "utf-8", "replace")
         elif depth < _DEEPEST and (id(value), secret) not in seen:
             seen.add((id(value), secret))
-            # What is below a secret name is secret, too: the fields of `credentials`.
+            # Everything inside a value with a secret name is secret too, such as the fields of `credentials`.
             queue.extend((name if secret else label, one, depth + 1) for label, one in _inside(kind, value))
 
 
@@ -286,7 +292,7 @@ def _inside(kind: type, value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _short(kind: type, value: Any) -> str | None:
-    """Objects of perdure, of asyncio and of the standard library, and functions, by their name alone."""
+    """The short form of functions, and of objects of perdure, of asyncio and of the standard library: their name."""
     if issubclass(kind, Run):
         return f"<Run {Run.id.__get__(value, Run)}>"
     if issubclass(kind, (Agent, Tool)):
@@ -311,7 +317,7 @@ def _short(kind: type, value: Any) -> str | None:
 
 
 def _static(kind: type, name: str) -> Any:
-    """What the class or one of its bases has under this name, without asking a metaclass or a descriptor."""
+    """The attribute of the class or of its bases with this name. No metaclass and no descriptor is called."""
     for base in type.__getattribute__(kind, "__mro__"):
         own = type.__getattribute__(base, "__dict__")
         if name in own:
@@ -320,14 +326,14 @@ def _static(kind: type, name: str) -> Any:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes that the object itself stores, in its __dict__ and its slots, without running its code."""
+    """The attributes that the object itself stores in its __dict__ and its slots. No code of the object runs."""
     found: dict[str, Any] = {}
     for base in type.__getattribute__(type(value), "__mro__"):
         for name, held in type.__getattribute__(base, "__dict__").items():
             if type(held) is types.MemberDescriptorType or (name == "__dict__" and type(held) is types.GetSetDescriptorType):
                 try:
                     stored = held.__get__(value)
-                except Exception:  # a slot without a value
+                except Exception:  # the slot has no value
                     continue
                 if name != "__dict__":
                     found.setdefault(name, stored)
@@ -342,7 +348,7 @@ def _name_of(kind: type) -> str:
 
 
 def _key(key: Any) -> str:
-    """The key of a dict as a name, to see if it looks like the name of a secret."""
+    """The key of a dict as a name, to check whether it looks like the name of a secret."""
     if issubclass(type(key), str):
         return str.__str__(key)
     return str(key) if type(key) in (int, float, bool, type(None)) else f"<{_name_of(type(key))}>"

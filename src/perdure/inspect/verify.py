@@ -1,9 +1,9 @@
 """Was this journal changed after it was written? Every edit is detected (G11): the stored bytes are hashed again.
 
-The events are checked in order of seq, and the check ends at the first problem. Of each event it checks the hash, the
+The events are checked in order of seq, and the check ends at the first problem. For each event it checks the hash, the
 encoding, the cause, the epoch and the blobs, and whether the event may follow the events before it. Then it checks the
-run's row, and the other rows that must agree with the journal: approvals, budgets, the parent and the children. At
-last it reads the artifacts that the run has saved and its journal names, and checks their hashes.
+run's row, and the other rows that must agree with the journal: approvals, budgets, the parent and the children. At the
+end it reads the artifacts that the run has saved and its journal names, and checks their hashes.
 
 One change is not detected here: the last events are deleted, and the row is changed to match. The journal-wide chain
 shows this change (see chain.py).
@@ -39,7 +39,8 @@ class Verdict(Struct, frozen=True):
     seq: int | None = None  # the seq of the first bad event
     problem: str | None = None
     projection: bool = False  # True: the journal is sound, but the run's row or another row contradicts it
-    # Only of a redacted copy: the head of the run in the journal that it came from. What the copy says cannot be verified.
+    # Only for a redacted copy: the head of the run in the original journal. The content of the copy cannot be
+    # verified.
     original_head: str | None = None
 
 

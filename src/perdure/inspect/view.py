@@ -37,8 +37,30 @@ class RunView(Struct, frozen=True):
         return reopenings(self.events) if self.state.reopened else []
 
     @property
+    def reopened_since(self) -> list[Reopening]:
+        """The reopenings of this run itself: without those of the run that it was forked from, and the first one of a live fork."""
+        forked = self.state.forked
+        return [one for one in self.reopenings if forked is None or one.seq > self.state.inherited + len(forked.edits) + 2]
+
+    @property
+    def fork(self) -> str | None:
+        """In words: of which run this is a fork, and what that means. None if it is no fork."""
+        forked, created = self.state.forked, self.state.created
+        if forked is None or created is None:
+            return None
+        made = f"a fork of run {forked.parent} at event {forked.at}, made by {forked.by}"
+        if created.rehearses is not None:
+            return f"{made}: a rehearsal, and nothing in it has touched the world"
+        return f"{made}: it is live; the events up to {self.state.inherited} were copied, and what they did was done by {forked.parent}"
+
+    @property
+    def inherited(self) -> set[int]:
+        """Of `superseded`: the calls and children of the run that this one was forked from."""
+        return {number for number in self.superseded if number <= self.state.forked_numbers}
+
+    @property
     def superseded(self) -> set[int]:
-        """The numbers of the calls, approvals and children that the agent does not know, since the run was reopened."""
+        """The numbers of the superseded calls, approvals and children, which the agent does not know any more."""
         if not self.state.reopened:
             return set()
         return {*self.state.calls, *self.state.asks, *self.state.children} - known_calls(self.events)
@@ -54,7 +76,10 @@ class RunView(Struct, frozen=True):
 
 
 def begins_later(row: RunRow, now: int) -> bool:
-    """Has the run never been claimed, and has its time to begin not come? Only `resume --now` begins it before that."""
+    """Was the run never claimed, and is its `not_before` still in the future?
+
+    Only `resume --now` lets it begin earlier.
+    """
     return row.epoch == 0 and row.ready_at is not None and row.ready_at > now
 
 
@@ -154,6 +179,7 @@ def run_record(
         "seq": state.seq,
         "epoch": state.epoch,
         "worker": state.worker if reading.past else row.holder,
+        "forked": None if state.forked is None else {**msgspec.structs.asdict(state.forked), "inherited": state.inherited},
         "reopened": [msgspec.structs.asdict(one) for one in reading.reopenings],
         "calls": [
             call_record(call, load, steps.get(call.number), at_work.get(call.number)) | {"superseded": call.number in superseded}

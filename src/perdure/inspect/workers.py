@@ -10,7 +10,8 @@ from perdure.core.suspects import ANY_SIZE, SUSPECT_CRASHES, Group, largest_grou
 from perdure.engine.api import Reading
 from perdure.inspect.text import iso, plural, seconds
 from perdure.settings import Queue
-from perdure.store.api import Backlog, RunRow, Served, WorkerRow
+from perdure.store.api import Backlog, RunRow, WorkerRow
+from perdure.store.api import serves as has_code
 
 
 class WorkerView(Struct, frozen=True):
@@ -19,7 +20,7 @@ class WorkerView(Struct, frozen=True):
     worker: str
     name: str  # host:pid
     alive: bool
-    dead: bool  # it is proven that the process is gone; a worker that is neither alive nor dead is silent
+    dead: bool  # the process is proven to be gone; a worker that is neither alive nor dead is silent
     since: str  # ISO 8601
     last_seen: str
     silent_s: float
@@ -61,7 +62,7 @@ def lease_of(worker: WorkerRow, lease_us: int) -> int:
 
 
 def state_of(worker: WorkerRow | None) -> str:
-    """In a few words: is the holder of a run alive, dead or silent? None: it is not registered any more."""
+    """Is the holder of a run alive, dead or silent, in a few words? None: the holder is not registered any more."""
     if worker is None:
         return "is not registered any more"
     return "is alive" if worker.alive else "is dead" if worker.dead else "is silent (suspended, or cut off from the database)"
@@ -98,7 +99,7 @@ def _lag(queue: str, parties: Sequence[Backlog], limit: Queue | None, now: int) 
 
 
 def no_room(row: RunRow, backlog: Sequence[Backlog], limits: Mapping[str, Queue]) -> str | None:
-    """In words: the queue limit that blocks the run; None if no limit does. Workers may have other settings."""
+    """In words: the queue limit that blocks the run; None if no limit blocks it. Workers may have other settings."""
     limit = limits.get(row.queue)
     if limit is None:
         return None
@@ -116,7 +117,7 @@ def no_room(row: RunRow, backlog: Sequence[Backlog], limits: Mapping[str, Queue]
 
 def serves(worker: WorkerRow, row: RunRow) -> bool:
     """Would this worker claim the run?"""
-    return worker.alive and Served(row.agent, row.version) in worker.serves and (worker.queues is None or row.queue in worker.queues)
+    return worker.alive and has_code(worker.serves, row) and (worker.queues is None or row.queue in worker.queues)
 
 
 def name_of(worker: str, workers: Iterable[WorkerRow]) -> str:
@@ -131,7 +132,7 @@ def is_served(row: RunRow, workers: Iterable[WorkerRow]) -> bool:
 
 def version_served(row: RunRow, workers: Iterable[WorkerRow]) -> bool:
     """Does any live worker serve the run's version, on any queue?"""
-    return any(worker.alive and Served(row.agent, row.version) in worker.serves for worker in workers)
+    return any(worker.alive and has_code(worker.serves, row) for worker in workers)
 
 
 def missing(row: RunRow, workers: Iterable[WorkerRow]) -> str | None:

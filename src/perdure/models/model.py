@@ -97,10 +97,14 @@ class Model(ABC):
         Inside an agent this is a durable call with a number. Outside of an agent the answer is not recorded.
         """
         said: tuple[Message, ...] = (User(messages),) if isinstance(messages, str) else tuple(messages)
-        check(said)
-        request = Request(
-            self.name, said, system, tuple(tools), choice, max_tokens or self.max_tokens, self.temperature, options=self.options
+        return self.ask_for(
+            Request(self.name, said, system, tuple(tools), choice, max_tokens or self.max_tokens, self.temperature, options=self.options)
         )
+
+    def ask_for(self, request: Request) -> Coroutine[Any, Any, Answer]:
+        """Like `ask`, for a whole request."""
+        said = request.messages
+        check(said)
         machine = current()
         if machine is None:
             return self.answer(request, Call.outside())
@@ -149,9 +153,23 @@ class Model(ABC):
         """The values that identify the model, the same for every request. They are a part of every pin."""
         return [type(self).__name__, self.name]
 
+    def former_identity(self) -> list[Any]:
+        """The identity of the model in perdure 0.1, if it was another one: there the route to the model was a part of it."""
+        return self.identity()
+
     def pin(self) -> str:
-        """16 hex digits: a digest of everything in the model that influences its answers."""
-        return codec.digest(codec.encode([self.identity(), self.max_tokens, self.temperature, self.options]))[:16]
+        """16 hex digits: a digest of everything in the model that influences its answers.
+
+        What only changes the route to the model, such as the base URL of a gateway, is no part of it.
+        """
+        return self._pin(self.identity())
+
+    def former_pin(self) -> str:
+        """The pin of this model in perdure 0.1."""
+        return self._pin(self.former_identity())
+
+    def _pin(self, identity: list[Any]) -> str:
+        return codec.digest(codec.encode([identity, self.max_tokens, self.temperature, self.options]))[:16]
 
     def __repr__(self) -> str:
         return f"<model {self.name}>"

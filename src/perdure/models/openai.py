@@ -198,6 +198,11 @@ class OpenAI(Model):
         self._clients = Clients(client, partial(_client, name, base_url, api_key), "AsyncAPIClient")
 
     def identity(self) -> list[Any]:
+        # The base URL is only the route to the model. None stands in its place, so that the versions of agents with a
+        # model without a base URL are the same as in perdure 0.1.
+        return [*super().identity(), self.api, None]
+
+    def former_identity(self) -> list[Any]:
         return [*super().identity(), self.api, self._base_url]
 
     def body(self, request: Request) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from perdure.core.budget import Amounts
 from perdure.core.budget import Charge as Charge
 from perdure.core.budget import Ledger as Ledger
 from perdure.core.events import AnyBody, Event, Failure, Reason
-from perdure.core.identity import ChainEntry, Sealed
+from perdure.core.identity import ChainEntry, Sealed, undo_id
 from perdure.core.rate import Rate
 from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status
@@ -40,7 +40,7 @@ Place = tuple[int, int]
 
 
 class Reopen(Struct, frozen=True, gc=False):
-    """One run that a person reopens, and the events that say so."""
+    """One run that a person reopens, and the events that record this."""
 
     run_id: str
     seen: int  # the run's last event when the events were computed
@@ -62,6 +62,8 @@ class NewRun(Struct, frozen=True, gc=False):
     artifacts: tuple[str, ...] = ()
     # The artifacts that the input contains as pointers. NotFound if the tenant does not have one of them.
     needed_artifacts: tuple[str, ...] = ()
+    # For an undo: the number of events that the run had when its undo was planned. Conflict if it has more now.
+    undoes: int | None = None
 
 
 class RunRow(Struct, frozen=True, gc=False):
@@ -69,7 +71,7 @@ class RunRow(Struct, frozen=True, gc=False):
 
     run_id: str
     agent: str
-    version: str
+    version: str  # or NO_VERSION
     tenant: str
     actor: str | None
     queue: str
@@ -99,15 +101,24 @@ class RunRow(Struct, frozen=True, gc=False):
     # How many other runs the lost worker held. Each of these runs may have killed the worker. If this run is a
     # suspect, only the other suspects count.
     lost_with: int = 0
-    # JSON of a `Specimen`, if the run was imported from a file to be looked at. No worker drives it, and it takes nothing
-    # more. None: a run of this journal.
+    # JSON of a `Specimen`, if the run was imported from a file for people to look at. No worker drives it, and it
+    # accepts no post. None: a run of this journal.
     specimen: str | None = None
 
     def check_live(self) -> None:
-        """Conflict if the run is a specimen. Every write to a run from outside asks this; triggers refuse all others."""
+        """Raise Conflict if the run is a specimen.
+
+        Every post calls this; triggers refuse all other writes to a specimen.
+        """
+        imported = self.imported
+        if imported is not None and imported.fork_of is not None:
+            raise Conflict(
+                f"run {self.run_id} is a rehearsal, a fork of run {imported.fork_of}: no worker drives it, and it takes nothing",
+                hint=f"for a fork with effects: {shell.command('fork', imported.fork_of)} --at {imported.at} --live",
+            )
         if self.specimen is not None:
             raise Conflict(
-                f"run {self.run_id} is a specimen: an imported copy, to be looked at; no worker drives it, and it takes nothing",
+                f"run {self.run_id} is a specimen, an imported copy to look at: no worker drives it, and it accepts no post",
                 hint="act on the run in the journal that it came from",
             )
 
@@ -126,14 +137,16 @@ class RunRow(Struct, frozen=True, gc=False):
 
 
 class Specimen(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Where a specimen came from."""
+    """Where a specimen came from: from a file, or, if it is a stored rehearsal, from a run of this journal."""
 
-    file_sha256: str  # of the imported file
+    file_sha256: str  # the SHA-256 of the imported file; empty for a rehearsal
     exported_at: str
     imported_at: int
-    by: str  # who imported it
+    by: str  # the person who imported it, or made the fork
     redacted: int = 0  # how many values of the whole file were redacted before it was written
-    original_head: str | None = None  # only of a redacted copy: the head of the run in the journal that it came from
+    original_head: str | None = None  # only for a redacted copy: the head of the run in the original journal
+    fork_of: str | None = None  # only of a stored rehearsal: the run that was forked
+    at: int = 0  # … and the event after which the rehearsal begins
 
 
 class Watched(Struct, frozen=True, gc=False):
@@ -147,7 +160,7 @@ class OpenAttempt(Struct, frozen=True, gc=False):
     """An attempt that is under way."""
 
     call: int
-    tool: str  # or the name of the model
+    tool: str  # the name of the tool or the model
     attempt: int
     since: int  # µs
     progress: bytes | None = None  # JSON: what the attempt last reported with `call.heartbeat`, as it is stored
@@ -161,11 +174,21 @@ class Current(Struct, frozen=True, gc=False):
     running: tuple[OpenAttempt, ...] = ()  # the attempts under way, by the number of their call
 
 
+NO_VERSION = ""  # the version of a run that takes the version of the first worker that claims it
+
+
 class Served(Struct, frozen=True, gc=False):
     """An agent and one version of its code. The worker that serves it has this code."""
 
     agent: str
     version: str
+
+
+def serves(agents: Collection[Served], row: RunRow) -> bool:
+    """Does a worker with these agents serve the run? Any version of its agent serves a run without a version."""
+    if row.version == NO_VERSION:
+        return any(one.agent == row.agent for one in agents)
+    return Served(row.agent, row.version) in agents
 
 
 class Lease(Struct, frozen=True, gc=False):
@@ -417,8 +440,8 @@ class Moved(Struct, frozen=True, gc=False):
         if self.done:
             return f"this journal was moved to {self.to_url} on {at}; use that one"
         return (
-            f"this journal is being moved to {self.to_url} since {at} and takes nothing more; the same `perdure copy` again finishes that, "
-            "with --abandon it is taken back"
+            f"this journal is being moved to {self.to_url} since {at}, and accepts no more writes; to finish the move, run the same "
+            "`perdure copy` again; to undo it, add --abandon"
         )
 
 
@@ -471,6 +494,23 @@ class Whole(Struct, frozen=True, gc=False):
     def run_id(self) -> str:
         run_id: str = self.run[0]
         return run_id
+
+
+def undone(run_id: str, so: str) -> Conflict:
+    """The error for a run that has an undo: its journal says that calls have results, and their effects are undone."""
+    return Conflict(f"run {run_id} has been undone, or is being undone, by run {undo_id(run_id)}, so {so}; start a new run")
+
+
+class NewFork(Struct, frozen=True, gc=False):
+    """A fork to store: its row, its journal and what belongs to it."""
+
+    whole: Whole
+    parent: str  # the run that was forked; the fork uses its blobs and artifacts too
+    blobs: Sequence[bytes] = ()  # new ones
+
+    @property
+    def is_live(self) -> bool:
+        return self.whole.run[-1] is None  # else it is a rehearsal, kept as a specimen
 
 
 class ArtifactRow(Struct, frozen=True, gc=False):
@@ -643,12 +683,13 @@ class Reading(Protocol):
         """The hashes of the events with seq > after, in order, at most `limit`."""
 
     def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
-        """The runs after the place `after`, in order, each with its place. Up to `newest`, only those that may have changed.
+        """The runs after the place `after`, in order, each with its place.
 
-        These are the unfinished runs, and the runs that were ever reopened in this database. A run that becomes visible
-        later has a later place, whatever the clocks say, and a finished run changes only when it is reopened. So a reader
-        that knows all runs up to `newest` gets every run that may have grown since then. A reader only compares places
-        and passes them in again. The place right before (a, b) is (a, b - 1).
+        Up to the place `newest`, only runs that may have changed are returned: the unfinished runs, and the runs that
+        were ever reopened in this database. A run that becomes visible later has a later place, whatever the clocks
+        say, and a finished run changes only when it is reopened. So a reader that knows all runs up to `newest` gets
+        every run that may have new events. A reader only compares places and passes them in again. The place right
+        before (a, b) is (a, b - 1).
         """
 
     def blob(self, digest: str) -> bytes:
@@ -838,7 +879,8 @@ class LeaseStore(Protocol):
     ) -> list[Claimed]:
         """Claim up to `limit` ready runs of the served agents in one commit.
 
-        Each claimed run gets epoch + 1 and a `run_claimed` event.
+        Each claimed run gets epoch + 1 and a `run_claimed` event. A run without a version takes the version in
+        `served`; if that has several versions of the agent, the last of them.
 
         Only runs in `queues` are claimed (None: all queues). `limits` say how many runs of one queue, and of one
         tenant in that queue, all workers together may hold at a time. Tenants take turns: among the tenants with a
@@ -980,7 +1022,10 @@ class ArtifactStore(Protocol):
         """The bytes are complete and durable: the artifact can be opened. Conflict as in add_chunk."""
 
     def use_artifacts(self, run_id: str, artifacts: Sequence[str]) -> None:
-        """Let the family of this run open those of these artifacts that are saved and have the run's tenant."""
+        """Let the family of this run open these artifacts.
+
+        Artifacts that are not saved or have another tenant are left out.
+        """
 
     def doom_artifact(self, artifact: str) -> bool:
         """Mark an orphan for deletion: no family may open it from now on, and `doomed_artifacts` returns it.
@@ -1045,7 +1090,7 @@ class ArchiveStore(Protocol):
     """Moves journals to another database, prunes families, repairs rows, and restores the schema."""
 
     def restore_schema(self, *, check: bool = False) -> list[str]:
-        """Make the triggers and indexes of the schema again that are missing or were changed.
+        """Create again the triggers and indexes of the schema that are missing or were changed.
 
         Returns each of them in words. With `check`, nothing is changed.
         """
@@ -1103,8 +1148,14 @@ class ArchiveStore(Protocol):
         called again, like the `parts` of `take_in`.
         """
 
+    def insert_fork(self, new: NewFork) -> None:
+        """Insert a fork in one transaction, with the blobs and artifacts that it shares with its parent.
+
+        Conflict if the id is taken, or belonged to a run that was pruned; NotFound if the parent was pruned meanwhile.
+        """
+
     def missing_blobs(self, digests: Iterable[str]) -> list[str]:
-        """Those of the digests whose blobs are not in this database."""
+        """The digests among these whose blobs are not in this database."""
 
     def put_blobs(self, blobs: Sequence[bytes]) -> None:
         """Store blobs, before the runs that name them are inserted."""

@@ -113,7 +113,7 @@ class Approvals(Blobs):
             run_row(run).check_live()
             status = run_row(run).status
             if status in FINISHED:
-                raise RunEnded(f"approval {approval}: its run {row.run_id} has finished ({status}) and takes nothing more")
+                raise RunEnded(f"approval {approval}: its run {row.run_id} has finished ({status}) and accepts no more post")
             check_not_ended(run)
             # A vote counts at the time when it is written: while the vote waited for the write lock, the approval may
             # have expired.

@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from perdure import shell
-from perdure.errors import AlreadyRunning, Conflict, StoreCorrupt, StoreError, StoreUnavailable
-from perdure.store.api import FINISHED, ArtifactRow, Family, Head, Member, Moved, RateRow, Stored, Whole
+from perdure.core.identity import undo_id
+from perdure.errors import AlreadyRunning, Conflict, NotFound, StoreCorrupt, StoreError, StoreUnavailable
+from perdure.store.api import FINISHED, ArtifactRow, Family, Head, Member, Moved, NewFork, RateRow, Stored, Whole, undone
 from perdure.store.artifacts import keep, take_in_bytes
 from perdure.store.blobs import put_unused
 from perdure.store.claims import LEASE_RAN_OUT, PROVEN_DEAD, lose_runs
 from perdure.store.cursor import Cursor, Row
 from perdure.store.part import Part
 from perdure.store.queues import line_of
+from perdure.store.rows import has_arrived
 
 _AGENT, _VERSION, _TENANT, _QUEUE, _PRIORITY = 1, 2, 3, 5, 19  # the positions of these columns in Whole.run
 _FEW_BLOBS = 500
@@ -109,12 +112,38 @@ class Wholes(Part):
                 take_in_bytes(cursor, row, chunks)
             lines: dict[Row, int] = {}
             for whole in wholes:
-                assert whole.run[-1] is not None, whole.run_id  # a specimen: no worker may ever claim it
+                assert whole.run[-1] is not None, whole.run_id  # this is a specimen: no worker may ever claim it
                 if cursor.one("run_key", (whole.run_id,)) is not None:
                     raise taken
                 self._take_in_events(cursor, _insert(cursor, whole, lines))
 
         self._database.write(write, lambda cursor, _: cursor.one("run_key", (wholes[0].run_id,)) is not None)
+
+    def insert_fork(self, new: NewFork) -> None:
+        """Insert a fork: a crash leaves all of it or nothing."""
+        run_id = new.whole.run_id
+        taken = Conflict(f"run {run_id} exists; nothing was written: choose another id for the fork")
+
+        def write(cursor: Cursor) -> None:
+            if cursor.all("pruned_heads", {"run_ids": as_json([run_id])}):
+                raise Conflict(f"run {run_id} ran in this journal and was pruned: its id is not used again; choose another id")
+            if cursor.one("run_key", (run_id,)) is not None:
+                raise taken
+            # While the parent's row is locked, no prune can delete the blobs and artifacts that both use.
+            root = new.parent.partition("/")[0]
+            keys = [cursor.one("run_to_keep", (name,)) for name in dict.fromkeys((root, new.parent))]
+            if None in keys:
+                raise NotFound(f"run {new.parent} was pruned meanwhile; nothing was written")
+            if new.is_live and cursor.one("run_key", (undo_id(new.parent),)) is not None:
+                raise undone(new.parent, "no live fork can be made of it")
+            shared = {"runs": as_json([key[0] for key in keys if key is not None])}
+            artifacts = {str(artifact) for _, artifact in cursor.all("whole_artifact_uses", shared)}
+            put_unused(cursor, new.blobs)
+            self._take_in_events(cursor, _insert(cursor, structs.replace(new.whole, artifacts=sorted(artifacts)), {}, taken))
+
+        # No other run has the fork's last event: it is not a copy.
+        self._database.write(write, lambda cursor, _: has_arrived(cursor, run_id, new.whole.events[-1].event_id.hex()))
+        self._bell.ring()
 
     def _take_in_events(self, cursor: Cursor, events: Sequence[Row]) -> None:
         cursor.each("insert_event", events)
@@ -166,8 +195,8 @@ def as_json(values: Iterable[Any]) -> str:
     return msgspec.json.encode(list(values)).decode()
 
 
-def _insert(cursor: Cursor, whole: Whole, lines: dict[Row, int]) -> list[Row]:
-    """Insert the run without its events.
+def _insert(cursor: Cursor, whole: Whole, lines: dict[Row, int], taken: Conflict | None = None) -> list[Row]:
+    """Insert the run without its events. `taken`: the error if another transaction has just used its id.
 
     Returns the rows of the events, so that the caller can insert the events of many runs together.
     """
@@ -177,7 +206,9 @@ def _insert(cursor: Cursor, whole: Whole, lines: dict[Row, int]) -> list[Row]:
         lines[kind] = line_of(cursor, agent=kind[0], version=kind[1], queue=kind[2], tenant=kind[3], priority=kind[4])
     inserted = cursor.all("take_in_run", (*run, lines[kind], whole.ledger_of))
     if not inserted:
-        raise Conflict(f"run {whole.run_id} was created in the target during the copy; nothing of its family was copied: try again")
+        raise taken or Conflict(
+            f"run {whole.run_id} was created in the target during the copy; nothing of its family was copied: try again"
+        )
     key = inserted[0][0]
     cursor.each("take_in_approval", [(key, *row) for row in whole.approvals])
     for topic, name in whole.signals:
@@ -294,5 +325,5 @@ def moved_error(where: str, moved: Moved | None) -> StoreError:
     """The error for a write that the triggers of the database refused because the journal is closed."""
     if moved is None:
         return StoreError("was closed for a move and is open again; try again", where=where)
-    how = "is closed: its journal was moved" if moved.done else "is closed: its journal is being moved, and takes nothing more"
+    how = "is closed: its journal was moved" if moved.done else "is closed: its journal is being moved, and accepts no more writes"
     return StoreError(how, where=where, hint=moved.words)

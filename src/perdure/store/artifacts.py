@@ -165,8 +165,8 @@ class Artifacts(Part):
 def take_in_bytes(cursor: Cursor, row: ArtifactRow, chunks: Iterable[bytes]) -> None:
     """Insert an artifact with its bytes, in the caller's transaction. Nothing happens if it is here already.
 
-    Its id is random, so an artifact with the same id is the same artifact, of a specimen or of the run itself. Conflict
-    if its bytes are others, or are being deleted.
+    An id is random, so an artifact with the same id is the same artifact, of a specimen or of the run itself. Raises
+    Conflict if the artifact here has other bytes, or is being deleted.
     """
     found = cursor.one("artifact", (row.artifact,))
     if found is None:

@@ -24,10 +24,10 @@ from perdure.core.identity import seal
 from perdure.core.suspects import SUSPECT_CRASHES, Group
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent, WrongVersion
 from perdure.settings import Queue
-from perdure.store.api import FINISHED, Backlog, Claimed, Lease, RunRow, Served, WorkerRow
+from perdure.store.api import FINISHED, NO_VERSION, Backlog, Claimed, Lease, RunRow, Served, WorkerRow
 from perdure.store.cursor import Cursor, Row
 from perdure.store.part import Means, Part
-from perdure.store.queues import Choice, HeldSuspects, Room, which
+from perdure.store.queues import Choice, HeldSuspects, Kind, Room, line_of, version_taken, which
 from perdure.store.rows import as_lost, check_not_ended, event_from, event_row, has_ended, key_of, run_row
 
 log = logging.getLogger("perdure.store")
@@ -108,6 +108,7 @@ class Claims(Part):
         super().__init__(means)
         self._beats: dict[str, _Beat] = {}  # the last heartbeats of the other workers
         self._told: set[str] = set()  # the runs with an edited row that this process has logged
+        self._lines: dict[Kind, int] = {}  # lines that claims have moved runs to; a line is never deleted
 
     def register(
         self,
@@ -120,6 +121,7 @@ class Claims(Part):
         lease_us: int | None = None,
     ) -> None:
         values = {"worker": worker, "name": name, "pid": pid, "now": now, "lease_us": lease_us, **which(serves, queues)}
+        values["served"] = msgspec.json.encode([(one.agent, one.version) for one in dict.fromkeys(serves)]).decode()
         # Take the lock before the row is written: a worker that sees the row relies on the lock.
         newly = self._liveness.hold(worker)
         try:
@@ -195,7 +197,7 @@ class Claims(Part):
         limits: Mapping[str, Queue],
     ) -> list[Claimed]:
         """Claim up to `limit` ready runs; tenants take turns."""
-        return self._take(worker, now, lambda cursor: Choice(cursor, worker, limits, now).take(served, queues, limit))
+        return self._take(worker, served, now, lambda cursor: Choice(cursor, worker, limits, now).take(served, queues, limit))
 
     def _claim_this(self, worker: str, served: Sequence[Served], run_id: str, now: int, limits: Mapping[str, Queue]) -> list[Claimed]:
         """Claim only the run `run_id`, ready or not. Turns do not apply.
@@ -212,7 +214,7 @@ class Claims(Part):
                 room.count(row.queue, row.tenant, -1)
             return [found] if room.has(row.queue, row.tenant) and HeldSuspects(cursor, worker).may_take(found) else []
 
-        return self._take(worker, now, choose)
+        return self._take(worker, served, now, choose)
 
     def _claim_below(self, worker: str, served: Sequence[Served], run_id: str, limit: int, now: int) -> list[Claimed]:
         """Claim ready runs below the run `run_id`."""
@@ -222,10 +224,11 @@ class Claims(Part):
             wanted = {"run_id": run_id, "now": now, "limit": limit, "suspects": not suspects.is_full}
             return list(filter(suspects.may_take, cursor.all("ready_below", {**wanted, **which(served, None)})))
 
-        return self._take(worker, now, choose)
+        return self._take(worker, served, now, choose)
 
-    def _take(self, worker: str, now: int, choose: Callable[[Cursor], list[Row]]) -> list[Claimed]:
+    def _take(self, worker: str, served: Sequence[Served], now: int, choose: Callable[[Cursor], list[Row]]) -> list[Claimed]:
         edited: list[Row] = []
+        lines: dict[Kind, int] = {}
 
         def take(cursor: Cursor) -> list[tuple[int, Claimed]]:
             registered = cursor.one("worker_by_id", (worker,))
@@ -235,7 +238,13 @@ class Claims(Part):
             edited[:] = filter(has_ended, chosen)
             for row in edited:
                 _set_aside(cursor, row)
-            takes = [Take(row, worker, registered[0], now) for row in chosen if not has_ended(row)]
+            takes = [Take(row, worker, registered[0], now, served) for row in chosen if not has_ended(row)]
+            lines.clear()
+            for take in takes:
+                if take.moves_to is not None:
+                    kind = take.moves_to
+                    lines[kind] = self._lines.get(kind) or lines.get(kind) or line_of(cursor, *kind)
+                    take.values["line"] = lines[kind]
             cursor.each("claim_run", [take.values for take in takes])
             cursor.each("insert_event", [take.event for take in takes])
             firsts = _first_events(cursor, [take.key for take in takes if take.sealed.event.seq == 2])
@@ -246,6 +255,7 @@ class Claims(Part):
             return any(cursor.all("guard_of_run", (key,))[0][4] == claimed.lease.nonce for key, claimed in taken)
 
         taken = self._database.write(take, arrived)
+        self._lines.update(lines)  # only now: a line of a transaction that was rolled back does not exist
         for key, claimed in taken:
             self._keys[claimed.lease.run_id] = key
         for found in edited:
@@ -426,30 +436,43 @@ def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
             f"run {row.run_id} belongs to agent {row.agent!r}, which this worker does not serve",
             hint="start one with it: perdure worker FILE.py",
         )
-    if row.version not in versions:
+    if row.version not in (NO_VERSION, *versions):
         raise WrongVersion(
             f"run {row.run_id} was begun with version {row.version} of agent {row.agent!r}, and this worker serves {' and '.join(versions)}",
-            hint=f"start a worker with the old code, or let the new code go on with it: {shell.command('resume', row.run_id, f'FILE.py:{row.agent}')} --adopt",
+            hint=f"start a worker with the old code, or let the new code go on with it: {shell.command('adopt', row.run_id, f'FILE.py:{row.agent}')}",
         )
 
 
 class Take:
     """One claim of one run: the values that the claim writes, and the `Claimed` that the worker gets."""
 
-    def __init__(self, found: Row, worker: str, name: str, now: int) -> None:
+    def __init__(self, found: Row, worker: str, name: str, now: int, served: Sequence[Served]) -> None:
         row, self.key = run_row(found), key_of(found)
         was_lost = row.lost > 0
         lost_with = row.lost_with if was_lost else 0
-        body = RunClaimed(worker=worker, name=name, takeover=was_lost, proven_dead=row.lost == PROVEN_DEAD, lost_with=lost_with)
+        dead, version = row.lost == PROVEN_DEAD, version_taken(row, served)
+        body = RunClaimed(worker=worker, name=name, takeover=was_lost, proven_dead=dead, lost_with=lost_with, version=version)
+        # The line of the version that the run takes; the caller puts its number into `values`.
+        self.moves_to: Kind | None = (row.agent, version, row.queue, row.tenant, row.priority) if version else None
         epoch, seq, nonce = row.epoch + 1, row.seq + 1, secrets.token_bytes(16)
         sealed = seal(row.head, Event(seq, secrets.token_hex(16), now, epoch, None, row.seq, body))
         crashes = row.crashes + was_lost
         lease = {"epoch": epoch, "nonce": nonce, "worker": worker}
         history = {"crashes": crashes, "lost_with": row.lost_with}
-        self.values = {"id": self.key, **lease, "seq": seq, "head": sealed.hash, **history, "now": now}
+        self.values = {
+            "id": self.key,
+            **lease,
+            "seq": seq,
+            "head": sealed.hash,
+            **history,
+            "now": now,
+            "version": version or None,
+            "line": None,
+        }
         self.sealed, self.event = sealed, event_row(self.key, sealed)
         after: RunRow = msgspec.structs.replace(
             row,
+            version=version or row.version,
             status=row.status if row.status == "cancelling" else "running",
             waiting_for=None,
             ready_at=None,

@@ -19,7 +19,7 @@ from perdure.store.part import Part
 
 _PAGE = 2000  # how many events are in memory at a time, however long a journal is
 _NOTHING = Usage()
-_LIFE = ("run_created", "run_claimed", "run_released", "run_reopened", "run_succeeded", "run_failed")
+_LIFE = ("run_created", "run_claimed", "run_released", "run_reopened", "run_forked", "run_succeeded", "run_failed")
 
 
 class _Failure(Struct, frozen=True, gc=False):
@@ -94,9 +94,9 @@ class _Life:
     def add(self, kind: str, ts: int) -> None:
         # `max`: a clock may have been set back.
         self.last = max(self.last, ts)
-        if kind == "run_created":
-            self.began = ts
-        if kind in ("run_created", "run_released", "run_reopened"):
+        if kind in ("run_created", "run_forked"):
+            self.began, self.waiting_us = ts, 0
+        if kind in ("run_created", "run_forked", "run_released", "run_reopened"):
             self._free_since = ts
         elif kind == "run_claimed" and self._free_since is not None:
             self.waiting_us += max(ts - self._free_since, 0)
@@ -169,6 +169,8 @@ def _attempts(run_id: str, rows: Iterator[Row], life: _Life) -> dict[tuple[int, 
     found: dict[tuple[int, int], _Attempt] = {}
     for _, seq, _, _, _, call, kind, ts, data in rows:
         life.add(kind, ts)
+        if kind == "run_forked":
+            found = {}  # all events so far are copies: they count for the run that was forked
         if kind in _LIFE:
             continue
         try:

@@ -225,8 +225,8 @@ def _advance(cursor: Cursor, append: Append, key: int, last_ts: int) -> Appended
 def _is_woken(cursor: Cursor, append: Append, key: int) -> bool:
     """Is there unread post that makes the run ready at once when the run is released?
 
-    False for a run that cannot be driven: see `wake_at`. Not asked for a run that finishes: its ready_at is None, and
-    its unread post stays in the inbox, because the sender was told that the post has arrived.
+    False for a run that cannot be driven: see `wake_at`. Do not call this for a run that finishes: its ready_at is
+    None, and its unread post stays in the inbox, because the sender was told that the post has arrived.
     """
     if wake_at(append) is None:
         return False

@@ -76,7 +76,7 @@ def raise_limits(cursor: Cursor, key: int, run_id: str, raised: BudgetRaised) ->
     if cursor.change("raise_budget", values) == 1:
         return
     above = [row[0] for row in cursor.all("ledgers_of_run", (run_id,))]
-    way_out = f"it stands under that of run {above[0]}: raise that one" if above else "and none above it: it may use what it needs"
+    way_out = f"the budget of run {above[0]} applies to it: raise that budget" if above else "no budget limits it"
     raise Conflict(f"run {run_id} has no budget of its own; {way_out}")
 
 

@@ -15,6 +15,7 @@ from perdure.core.events import (
     BudgetRaised,
     CancelRequested,
     Event,
+    FrameChanged,
     RunAdopted,
     RunCancelled,
     RunCreated,
@@ -101,7 +102,7 @@ class Mailbox(Part):
             held = self._delivery.holds(row.holder)
             if expect is not None:
                 expect(row if held else structs.replace(row, holder=None))
-            if isinstance(body, RunAdopted) and held:
+            if isinstance(body, RunAdopted | FrameChanged) and held:
                 # The holder continues with its own code and would not append this event. So the row must not get the
                 # new version.
                 raise AlreadyRunning(f"run {run_id} is held by a worker that is not known to be dead; stop that process first")
@@ -154,7 +155,8 @@ class Mailbox(Part):
             for one, found in [(one, cursor.one("run_to_change", (one.run_id,))) for one in ordered]:
                 self._reopen(cursor, one, found, now)
 
-        # After a commit with unknown outcome, either all runs are reopened or none is: it is enough to look for one.
+        # After a commit with unknown outcome, either all runs are reopened or none is. So it is enough to check one
+        # run.
         self._database.write(write, lambda cursor, _: has_arrived(cursor, runs[0].run_id, runs[0].events[0][2]))
         self._bell.ring()
 
@@ -167,7 +169,11 @@ class Mailbox(Part):
             raise AlreadyRunning(f"run {one.run_id} is held by a worker that is not known to be dead; pause it first")
         if row.status == "succeeded" or row.seq != one.seen:
             raise Conflict(f"run {one.run_id} has moved on: it is {row.status} and has {row.seq} events, not {one.seen}; look at it again")
-        check_not_ended(found)  # a run that has succeeded stays so, also if its row was edited to say otherwise
+        check_not_ended(found)  # a run that has succeeded is not reopened, even if its row was edited
+        if cursor.one("run_by_id", (identity.undo_id(one.run_id),)) is not None:
+            # The undo was started after the reopening was planned. The lock of the run's row keeps others out until the
+            # commit.
+            raise Conflict(f"run {one.run_id} is being undone by run {identity.undo_id(one.run_id)}, so it cannot go on; start a new run")
         head, reopened = row.head, row.seq + 1
         events = []
         for seq, (body, call, event_id) in enumerate(one.events, reopened):
@@ -183,7 +189,7 @@ class Mailbox(Part):
         for one_call in body.unsettled:
             limits.charge(cursor, key, Charge(reserved=NOTHING, spent=amounts_of(one_call.usage)))
         for inbox_id, _, _, data in cursor.all("unread_of_run", (key,)):
-            # A cancel or a pause that no worker has read is as old as one that the run goes back behind.
+            # Delete a cancel or a pause that no worker has read: it was meant for the events that are superseded now.
             if isinstance(body_or_none(data, f"inbox row {inbox_id} of run {one.run_id}"), CancelRequested | RunPaused):
                 cursor.change("consume_inbox", (inbox_id, key))
         if one.version is not None:
@@ -206,8 +212,12 @@ def _created(cursor: Cursor, new: NewRun) -> tuple[RunRow, bool]:
     if found is not None:
         _check_no_specimen(new, run_row(found))
         return run_row(found), False
-    if identity.undone_by(new.run_id) is not None and (root := cursor.one("run_by_id", (new.run_id.partition("/")[0],))) is not None:
-        run_row(root).check_live()
+    if (undone := identity.undone_by(new.run_id)) is not None:
+        # The lock: the run cannot be reopened between this look and the commit.
+        root = cursor.one("run_to_change", (undone,))
+        if root is not None:
+            run_row(root).check_live()
+            _check_as_planned(new, run_row(root))
     # Another process may have created a run with this id since the query above. Then `insert_run` creates nothing, and
     # the next query finds that run.
     created = insert_run(cursor, new)
@@ -216,6 +226,15 @@ def _created(cursor: Cursor, new: NewRun) -> tuple[RunRow, bool]:
         raise pruned_id(cursor, new)
     _check_no_specimen(new, run_row(found))
     return run_row(found), created
+
+
+def _check_as_planned(new: NewRun, row: RunRow) -> None:
+    """Conflict if the run has gone on since its undo was planned: the plan does not have its newest effects."""
+    if new.undoes is not None and row.seq != new.undoes:
+        raise Conflict(
+            f"run {row.run_id} has been reopened since its undo was planned: it is {row.status.replace('_', ' ')} and has {row.seq} events, "
+            f"not {new.undoes}; nothing was undone; look at it again"
+        )
 
 
 def _check_no_specimen(new: NewRun, row: RunRow) -> None:
@@ -244,7 +263,7 @@ def pruned_id(cursor: Cursor, new: NewRun) -> Conflict:
     at = datetime.fromtimestamp(tombstone.pruned_at // 1_000_000, UTC).date().isoformat()
     return Conflict(
         f"run {tombstone.run_id} ran ({tombstone.status}, {tombstone.events} events) and was pruned on {at} by {tombstone.by}: "
-        "its id is not used again, or what it has done would be done twice; choose another id"
+        "its id cannot be used again, because its effects could happen twice; choose another id"
     )
 
 
@@ -265,7 +284,7 @@ def _unfinished(cursor: Cursor, run_id: str) -> Row:
     row = run_row(found)
     row.check_live()
     if row.status in FINISHED:
-        raise RunEnded(f"run {run_id} has finished ({row.status}) and takes nothing more")
+        raise RunEnded(f"run {run_id} has finished ({row.status}) and accepts no more post")
     check_not_ended(found)
     return found
 
@@ -280,6 +299,6 @@ def _is_news(cursor: Cursor, found: Row, body: AnyBody) -> bool:
             return cursor.change("remember_signal", (key_of(found), body.topic, body.key)) == 1
         case BudgetRaised():
             limits.raise_limits(cursor, key_of(found), run_row(found).run_id, body)
-        case RunAdopted():
+        case RunAdopted() | FrameChanged():
             queues.move(cursor, key_of(found), body.version)
     return True

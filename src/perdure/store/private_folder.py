@@ -100,7 +100,7 @@ class PrivateFolder:
         elif not self.is_trusted(status):
             problem = (
                 f"belongs to another user ({_user(status.st_uid)}), who could make a live worker look dead; workers keep "
-                f"their lock files in it, and make it anew once it is gone: stop all workers, then rm -r {quoted}"
+                f"their lock files in it, and create it again if it is missing: stop all workers, then rm -r {quoted}"
             )
         elif status.st_mode & _OTHERS_WRITE:
             problem = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 from perdure.core.budget import NOTHING, amounts_of
 from perdure.core.events import (
     ApprovalRequested,
+    BudgetDeclared,
     ChildStarted,
     Event,
     RunCancelled,
@@ -23,7 +24,7 @@ from perdure.store.api import Append, Charge, Refused
 from perdure.store.cursor import Cursor
 from perdure.store.delivery import Delivery
 
-CONSEQUENTIAL = frozenset((*notices.TOLD, ChildStarted, RunSucceeded, RunFailed, RunCancelled))
+CONSEQUENTIAL = frozenset((*notices.TOLD, BudgetDeclared, ChildStarted, RunSucceeded, RunFailed, RunCancelled))
 
 
 def consequential(append: Append) -> list[Event]:
@@ -57,6 +58,8 @@ class Consequences:
                     refused = approvals.consume(cursor, key, run.run_id, event, body, at)
                 case ApprovalRequested():
                     refused = approvals.insert(cursor, key, run.run_id, event, body)
+                case BudgetDeclared():
+                    limits.open_ledger(cursor, key, None, body.limits)  # only a run without a parent is started by name
                 case ChildStarted():
                     refused = family.start_child(cursor, run, event, body)
                 case RunSucceeded() | RunFailed() | RunCancelled():

@@ -113,7 +113,10 @@ class Pruning(Part):
         return self._database.write(take_out, lambda cursor, _: False)
 
     def delete_specimens(self, roots: Sequence[str], *, by: str, now: int) -> Pruned:
-        """Delete these families of specimens in one transaction. Their ids are free again: nothing was done under them."""
+        """Delete these families of specimens in one transaction.
+
+        Their ids are free again: no run was executed under them.
+        """
 
         def take_out(cursor: Cursor) -> Pruned:
             for root in roots:
@@ -122,7 +125,8 @@ class Pruning(Part):
                     raise NotFound(f"there is no run {root}", hint="`perdure list` shows the runs")
                 if run_row(found).specimen is None:
                     raise Conflict(f"run {root} is no specimen: it ran in this journal, and nothing was deleted", hint=_BY_AGE)
-            # An artifact that a run of this journal had too may lie in another place: the caller sweeps, as after a prune.
+            # A run of this journal may use the same artifact, with bytes in another place. So the caller sweeps, as
+            # after a prune.
             return _delete(cursor, _locked(cursor, roots), {"status": "returned", "now": now, "by": by}, at_once=False)
 
         return self._database.write(take_out, lambda cursor, _: cursor.one("run_key", (roots[0],)) is None)

@@ -1,6 +1,7 @@
 """Lines: where ready runs wait, and which tenant's turn it is.
 
-A line is all runs of one agent, version, queue, tenant and priority. A worker that looks for work reads only the head
+A line is all runs of one agent, version, queue, tenant and priority. The runs that take the version of the worker that
+claims them have a line of their own: its version is empty, and the claim moves the run to the line of its version. A worker that looks for work reads only the head
 of each line that it serves. So the cost does not grow with the number of runs behind the heads, or in lines that the
 worker does not serve. Tenants take turns in a queue, run by run, so that a tenant with many runs does not delay the
 other tenants. The limits of queues are checked here too, and the limit on the suspects that a worker may hold.
@@ -16,16 +17,17 @@ import msgspec
 
 from perdure.core.suspects import SUSPECT_CRASHES, Group
 from perdure.settings import Queue
-from perdure.store.api import Served
+from perdure.store.api import NO_VERSION, RunRow, Served
 from perdure.store.cursor import Cursor, Row
 from perdure.store.rows import is_sound, key_of, lost_of, lost_with_of
 
 _READY_AT, _CRASHES = 10, 15  # the positions of ready_at and crashes in the columns {run} of a statement
 Party = tuple[str, str]  # queue, tenant
+Kind = tuple[str, str, str, str, int]  # the kind of the runs in a line: agent, version, queue, tenant, priority
 _FIRST_OF_ALL = (-(2**63), 0)  # sorts before every (ready_at, id)
 
 
-def line_of(cursor: Cursor, *, agent: str, version: str, queue: str, tenant: str, priority: int) -> int:
+def line_of(cursor: Cursor, agent: str, version: str, queue: str, tenant: str, priority: int) -> int:
     """The line for runs of this kind. If there is no such line yet, it is created."""
     kind = (agent, version, queue, tenant, priority)
     found = cursor.one("line", kind)
@@ -46,12 +48,26 @@ def move(cursor: Cursor, run_key: int, version: str) -> None:
 
 
 def which(served: Iterable[Served], queues: Sequence[str] | None) -> dict[str, str | None]:
-    """The query parameters that select lines by served agents and queues."""
+    """The query parameters that select lines by served agents and queues.
+
+    A worker that serves any version of an agent also serves the agent's runs without a version.
+    """
+    # Name each agent and version only once: with a duplicate, the query would return the same runs twice.
+    lines = dict.fromkeys((one.agent, version) for one in served for version in (one.version, NO_VERSION))
     return {
-        # Name each agent and version only once: with a duplicate, the query would return the same runs twice.
-        "served": msgspec.json.encode(list(dict.fromkeys((one.agent, one.version) for one in served))).decode(),
+        "served": msgspec.json.encode(list(lines)).decode(),
         "queues": None if queues is None else msgspec.json.encode(list(queues)).decode(),
     }
+
+
+def version_taken(row: RunRow, served: Sequence[Served]) -> str:
+    """The version that the run takes when a worker that serves these agents claims it; empty if it has a version.
+
+    If the worker serves several versions of the agent, it is the last of them.
+    """
+    if row.version != NO_VERSION:
+        return ""
+    return next(one.version for one in reversed(served) if one.agent == row.agent)
 
 
 class Room:

@@ -294,6 +294,15 @@ thinker = ReAct(
     version="1",
 )
 
+
+def _talker(version: str, told: str, *tools: Any) -> ReAct:
+    lines: list[Any] = [uses(use("look", at="left")), uses(use("refund", order="o-1", cents=20_000)), "that is all"]
+    return ReAct("talker", model=Scripted(lines), tools=tools, instructions=told, version=version)
+
+
+talker_1 = _talker("1", "be brief", look, refund)
+talker_2 = _talker("2", "be kind", refund, put)
+
 planned = Plan(
     "planned",
     steps=[
@@ -313,6 +322,13 @@ async def mended(run: Run, parcel: str) -> str:
     return f"{parcel} with {extra} for {paid['cents']}"
 
 
+@agent(version="1", budget=Budget(calls=3))
+async def thrifty(run: Run, what: str, times: int = 1) -> str:
+    for _ in range(times):
+        await put(what, times)
+    return what
+
+
 AGENTS = [
     everyday,
     failing,
@@ -329,6 +345,9 @@ AGENTS = [
     mended,
     poisoned,
     thinker,
+    talker_1,
+    talker_2,
+    thrifty,
     planned,
 ]
 ERRORS = {"not_sent": NotSent("no line"), "later": RetryLater(after=7), "timeout": TimeoutError("no answer"), "fatal": Fatal("never")}

@@ -226,7 +226,7 @@ async def list_tools(client: Client, address: str) -> Listing:
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise BadListing(f"its list of tools is none that MCP knows: {printable(where, 200)}: {first['msg']}") from None
+            raise BadListing(f"its list of tools breaks the MCP protocol: {printable(where, 200)}: {first['msg']}") from None
         declared += page.tools
         if len(declared) > MAX_TOOLS:
             raise BadListing(f"it lists more than {MAX_TOOLS:,} tools")

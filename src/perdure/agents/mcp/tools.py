@@ -301,7 +301,7 @@ class McpServer:
                 answer: dict[str, Any] = await client.session.send_request(request, as_it_came)
                 return answer
         except ValidationError:
-            raise BadAnswer(f"server {self.name}: its answer to {tool!a:.80} is none that MCP knows") from None
+            raise BadAnswer(f"server {self.name}: its answer to {tool!a:.80} breaks the MCP protocol") from None
         except MCPError as error:
             found = self._recovered(error)
             if found is error:

@@ -12,11 +12,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import sys
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from itertools import count
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.agent import Agent, AgentFunction, BuiltAgent
+from perdure.agents.react import frames
+from perdure.agents.react.frames import RecordedFrames, RecordedKit
 from perdure.agents.react.toolbox import Kit, NotCallable, Toolbox
 from perdure.agents.react.turns import (
     ANSWER_TAKEN,
@@ -37,9 +40,12 @@ from perdure.agents.react.turns import (
 )
 from perdure.core import codec
 from perdure.core.budget import Budget
-from perdure.core.events import DecisionMade
+from perdure.core.codec import Payload
+from perdure.core.events import DecisionMade, Event, FrameChanged
 from perdure.core.failures import clean
 from perdure.core.loop_detector import Circles
+from perdure.core.replay import Frontier
+from perdure.core.state import RunState
 from perdure.errors import BudgetExceeded, InvalidInput, ModelRefused, NoAnswer, OutputInvalid, ToolFailed, TurnsExceeded
 from perdure.models.messages import Answer, Assistant, Message, ToolResult, ToolUse, User
 from perdure.models.model import Model
@@ -94,12 +100,17 @@ class ReAct(BuiltAgent[..., Any]):
         self.max_tokens = None if max_tokens is None else _whole(owner, "max_tokens", max_tokens, 1 << 31)
         self.output = None if output is None else _output(owner, output)
         self._toolbox = Toolbox(owner, tools, None if self.output is None else self.output.spec)
-        decides = [_FORM, model.pin(), instructions, self._toolbox.described, self.max_turns, self.max_tokens]
-        self.digest = digest = codec.digest(codec.encode(decides))[:12]  # the version, unless one is declared
+        self.digest = digest = self._digest(model.pin())  # the version, unless one is declared
+        former = self._digest(model.former_pin())
+        self.former_versions = (former,) if version is None and former != digest else ()
         options: dict[str, Any] = {"budget": budget, "queue": queue, "circles": circles}
 
         fn = self._function()
         super().__init__(fn, name=name, version=digest if version is None else version, home=sys._getframe(1).f_globals, **options)
+
+    def _digest(self, model_pin: str) -> str:
+        decides = [_FORM, model_pin, self.instructions, self._toolbox.described, self.max_turns, self.max_tokens]
+        return codec.digest(codec.encode(decides))[:12]
 
     def _function(self) -> AgentFunction[..., Any]:
         async def converse(run: Run, prompt: str, history: list[Any] | None = None) -> Any:
@@ -166,13 +177,32 @@ class ReAct(BuiltAgent[..., Any]):
         messages = variables["talk"].messages
         return {"turn": f"{variables['turn']} of {self.max_turns}", "messages": len(messages), "last_message": messages[-1]}
 
+    def frame_change(
+        self, state: RunState, events: Sequence[Event], load: Callable[[Payload], bytes], *, by: str, note: str | None
+    ) -> FrameChanged | None:
+        return frames.change(self.version, state, events, load, by=by, note=note)
+
+    def check_open_calls(self, frontier: Frontier, state: RunState, load: Callable[[Payload], bytes]) -> None:
+        frames.check_open_calls(self.name, self.version, frontier, state, load)
+
     async def _converse(self, run: Run, messages: list[Message]) -> Any:
         talk = _Talk(run, messages)
-        kit = await self._toolbox.opened(run)
+        kit_now = await self._toolbox.opened(run)
+        recorded = RecordedFrames(kit_now)
         reasks = _Reasks(self.name)
-        for turn in range(1, self.max_turns + 1):
+        for turn in count(1):
             talk.hear()
-            answer = await self.model.ask(talk.messages, system=self.instructions, tools=kit.specs, max_tokens=self.max_tokens)
+            # The frame is that of this code, unless this turn was recorded before a person changed the frame.
+            old = recorded.current()
+            if old is None and turn > self.max_turns:
+                break
+            if old is None:
+                answer = await self.model.ask(talk.messages, system=self.instructions, tools=kit_now.specs, max_tokens=self.max_tokens)
+            else:
+                answer = await old.ask(self.model, talk.messages)
+            # The model may have answered after the frame was changed: then its tool uses are those of this code.
+            old = recorded.current()
+            kit = kit_now if old is None else old.kit
             if answer.stop == "refusal":
                 raise ModelRefused(f"model {self.model.name} will not answer this: {answer.text[:500] or 'it does not say why'}")
             if is_blank(answer):
@@ -183,14 +213,17 @@ class ReAct(BuiltAgent[..., Any]):
                 talk.send_back(said, reasks.bad(answer))
                 continue
             reasks.reset()
-            if self.output is not None and (not said.uses or [use.name for use in said.uses] == [FINAL_ANSWER]):
+            if old is not None and self.output is None and [use.name for use in said.uses] == [FINAL_ANSWER] and FINAL_ANSWER in kit.names:
+                talk.answer([ToolResult(said.uses[0].id, FINAL_ANSWER, ANSWER_TAKEN)])
+                talk.hear()  # only a message of a person made the run go on after its answer
+            elif self._takes_typed(kit) and (not said.uses or [use.name for use in said.uses] == [FINAL_ANSWER]):
                 final = self._typed(talk, said, reasks)
                 if final is not None and not talk.hear():
                     return final
             elif not said.uses:
                 if not talk.hear():
                     return said.text
-            elif turn == self.max_turns:
+            elif old is None and turn >= self.max_turns:
                 break  # no turn is left in which the model could see the results
             else:
                 talk.answer(await _use(talk, kit, answer.uses, said))
@@ -198,6 +231,9 @@ class ReAct(BuiltAgent[..., Any]):
             f"agent {self.name}: no answer after {self.max_turns} turns; if it needs more: ReAct({self.name!r}, …, max_turns={2 * self.max_turns}), "
             f'and history=await app.transcript("{run.id}") goes on from here'
         )
+
+    def _takes_typed(self, kit: Kit | RecordedKit) -> bool:
+        return self.output is not None and FINAL_ANSWER in kit.names
 
     def _typed(self, talk: _Talk, said: Assistant, reasks: _Reasks) -> _Final | None:
         """The answer. None if the answer does not have the type `output`; then the model gets a message about that."""
@@ -289,7 +325,7 @@ class _Reasks:
         return f"This is not the answer that is wanted: {why}"
 
 
-async def _use(talk: _Talk, kit: Kit, wanted: Sequence[ToolUse], said: Assistant) -> list[ToolResult]:
+async def _use(talk: _Talk, kit: Kit | RecordedKit, wanted: Sequence[ToolUse], said: Assistant) -> list[ToolResult]:
     """Call the tools that the model wants, in parallel, and wait for all calls.
 
     `wanted`: the tool uses with the names that the model gave. In `said` the names are valid for providers.
@@ -320,13 +356,13 @@ async def _use(talk: _Talk, kit: Kit, wanted: Sequence[ToolUse], said: Assistant
     return [one for one in results if isinstance(one, ToolResult)]
 
 
-async def _observe(run: Run, kit: Kit, use: ToolUse, number: int, call: Coroutine[Any, Any, Any]) -> ToolResult:
+async def _observe(run: Run, kit: Kit | RecordedKit, use: ToolUse, number: int, call: Coroutine[Any, Any, Any]) -> ToolResult:
     told = await _outcome(kit, use, call)
     edit = run.edit_of(number)
     return told if edit is None else edited(told, edit.by, edit.before, edit.after)
 
 
-async def _outcome(kit: Kit, use: ToolUse, call: Coroutine[Any, Any, Any]) -> ToolResult:
+async def _outcome(kit: Kit | RecordedKit, use: ToolUse, call: Coroutine[Any, Any, Any]) -> ToolResult:
     try:
         value = await call
     except BudgetExceeded:
@@ -343,7 +379,7 @@ async def _said(told: ToolResult) -> ToolResult:
     return told
 
 
-def _decide(talk: _Talk, kit: Kit, chosen: list[str | None], said: Assistant) -> None:
+def _decide(talk: _Talk, kit: Kit | RecordedKit, chosen: list[str | None], said: Assistant) -> None:
     """Record which tools the model has chosen, in the order of its tool uses. null: this use could not be called.
 
     The record has no ids and no numbers: the loop detector compares choices, and equal choices must look equal.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from perdure.agent import Agent
 from perdure.agents.react.turns import FINAL_ANSWER, NAME
@@ -14,6 +14,8 @@ from perdure.errors import InvalidInput, PerdureError
 from perdure.models.messages import ToolSpec, ToolUse
 from perdure.run import Run
 from perdure.tool import Tool
+
+T = TypeVar("T")
 
 
 class ModelCallable(Protocol):
@@ -50,31 +52,13 @@ class Kit:
         own = tuple(ToolSpec(name, callee.description, callee.schema()) for name, callee in self.callees.items())
         self.specs = own if final is None else (*own, final)
         self.names = tuple(spec.name for spec in self.specs)
-        self._taken = {
-            spec.name: tuple(spec.schema.get("properties", ())) for spec in own if spec.schema.get("additionalProperties") is False
-        }
+        self._schemas = {spec.name: spec.schema for spec in own}
 
     def call(self, use: ToolUse) -> Coroutine[Any, Any, Any]:
         """Make the call. When this returns, the call has its number. NotCallable says why no call was made."""
-        callee = self.callees.get(use.name)
-        if callee is None:
-            raise NotCallable(f"there is no tool of that name; there are {', '.join(self.names) or 'none'}")
-        if not isinstance(use.arguments, dict):
-            raise NotCallable(f"its arguments are not a JSON object: {use.arguments[:200]!r}")
-        taken = self._taken.get(use.name)
-        if taken is not None and (unknown := sorted(use.arguments.keys() - set(taken))):
-            # Refuse the argument even if the callee has such a parameter: a model may pass only arguments that the
-            # schema names.
-            raise NotCallable(f"the argument {clean(unknown[0], 80)} is unknown; it takes {', '.join(taken) or 'nothing'}")
-        try:
-            called: Coroutine[Any, Any, Any] = callee(**use.arguments)
-        except (InvalidInput, TypeError) as error:
-            raise NotCallable(str(error)) from None
-        except PerdureError:
-            raise
-        except Exception as error:  # a validator in the user's code raised this error
-            raise NotCallable(f"its arguments were not taken: {type(error).__name__}: {clean(str(error), 300)}") from None
-        return called
+        callee: Any = self.callees.get(use.name)
+        arguments = check_arguments(use, self.names, None if callee is None else self._schemas[use.name])
+        return made(lambda: callee(**arguments))
 
     def effect(self, name: str) -> str:
         """The effect class of the tool. For agents and unknown names it is "once", which promises least."""
@@ -83,6 +67,32 @@ class Kit:
     def encode(self, name: str) -> Callable[[Any], bytes] | None:
         """The callee's own method to encode its results. None if the callee has no such method."""
         return getattr(self.callees.get(name), "encode_result", None)
+
+
+def check_arguments(use: ToolUse, names: Sequence[str], schema: dict[str, Any] | None) -> dict[str, Any]:
+    """The arguments of the tool use. NotCallable if there is no such tool (`schema` is None), or it takes no such argument."""
+    if schema is None:
+        raise NotCallable(f"there is no tool of that name; there are {', '.join(names) or 'none'}")
+    if not isinstance(use.arguments, dict):
+        raise NotCallable(f"its arguments are not a JSON object: {use.arguments[:200]!r}")
+    taken = tuple(schema.get("properties", ()))
+    if schema.get("additionalProperties") is False and (unknown := sorted(use.arguments.keys() - set(taken))):
+        # Refuse the argument even if the callee has such a parameter: a model may pass only arguments that the schema
+        # names.
+        raise NotCallable(f"the argument {clean(unknown[0], 80)} is unknown; it takes {', '.join(taken) or 'nothing'}")
+    return use.arguments
+
+
+def made(call: Callable[[], T]) -> T:
+    """What `call` returns. NotCallable if it does not take its arguments."""
+    try:
+        return call()
+    except (InvalidInput, TypeError) as error:
+        raise NotCallable(str(error)) from None
+    except PerdureError:
+        raise
+    except Exception as error:  # a validator in the user's code raised this error
+        raise NotCallable(f"its arguments were not taken: {type(error).__name__}: {clean(str(error), 300)}") from None
 
 
 class Toolbox:

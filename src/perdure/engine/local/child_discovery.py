@@ -16,7 +16,7 @@ from perdure.core.codec import Payload
 from perdure.core.machine import StartChild
 from perdure.core.state import fold
 from perdure.errors import StoreCorrupt, StoreError
-from perdure.store.api import Served, Store
+from perdure.store.api import NO_VERSION, Served, Store
 
 log = logging.getLogger("perdure.worker")
 _Pair = tuple[Served, Served]  # (agent and version of a parent, agent and version of its child)
@@ -64,7 +64,7 @@ class ChildAgents:
                 self._not_before.update((pair, self._now + _AGAIN_US) for pair in pairs)
                 return []
             found = []
-        kinds = {Served(agent.name, agent.version) for agent in found}
+        kinds = {Served(agent.name, version) for agent in found for version in (agent.version, NO_VERSION)}
         for pair in pairs:
             if pair[1] in kinds:
                 self._known.add(pair)

@@ -396,7 +396,8 @@ class Drive:
     def _start(self, begin: Begin, is_too_late: Callable[[], bool] | None) -> None:
         """Begin an attempt. Its intent is durable, or its effect class needs no intent."""
         assert begin.number not in self._attempts, begin.number
-        # With `heard`, the attempt's progress is stored. A transaction's is not: a rollback undoes its work.
+        # With `heard`, the attempt's progress is stored. The progress of a transaction is not stored: a rollback undoes
+        # its work.
         told = self._told(begin, begin.tool.timeout_s, heard=self._heard)
         host = self._host
         running = Attempt(

@@ -19,6 +19,7 @@ from perdure.core.codec import Payload
 from perdure.core.events import (
     AnyBody,
     Event,
+    FrameChanged,
     RunAdopted,
     RunCancelled,
     RunPaused,
@@ -39,7 +40,7 @@ from perdure.engine.local.worker import Observer, Worker
 from perdure.engine.threads import ReadingThreads
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreUnavailable, UnknownAgent
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewRun, Reopen, RunRow, Served, Status, Store, Watched
+from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewFork, NewRun, Reopen, RunRow, Served, Status, Store, Watched, serves
 from perdure.store.open import is_postgres, open_store
 from perdure.tool.artifact import ids_in
 
@@ -240,13 +241,16 @@ class LocalEngine:
     async def reopen(self, runs: Sequence[Reopen]) -> None:
         await self._write(lambda: self.store.reopen(runs, now=self._clock.now()))
 
+    async def fork(self, new: NewFork) -> None:
+        await self._write(lambda: self.store.insert_fork(new))
+
     def _reached(self, row: RunRow, body: AnyBody) -> Reached:
         """The facts about the run that `is_news` needs.
 
         Only the facts that the body needs are read, because this runs inside a transaction.
         """
         held = row.holder is not None
-        driven = held and isinstance(body, RunAdopted) and row.holder in self._alive()
+        driven = held and isinstance(body, RunAdopted | FrameChanged) and row.holder in self._alive()
         pausing = held and isinstance(body, RunUnpaused) and self._is_pausing(row)
         return Reached(row.run_id, row.status, row.version, driven=driven, pausing=pausing)
 
@@ -376,7 +380,7 @@ class LocalEngine:
             if row.status in FINISHED or (row.status == "needs_attention" and row.ready_at is None):
                 return row
             row.check_live()  # a specimen that has not ended never will
-            served, waiting = Served(row.agent, row.version) in self._agents, row.status == "waiting"
+            served, waiting = serves(self._agents, row), row.status == "waiting"
             ready = served and (row.holder not in (None, refused) or _is_ready(row, now))
             if seen is None and (waiting or not ready or not self._may_drive(drained)):
                 # Read the family only here: most often the run is driven at once, and the family is not needed.

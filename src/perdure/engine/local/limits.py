@@ -32,7 +32,7 @@ class Debts(Struct, frozen=True):
 def may_owe(created: AnyBody) -> bool:
     """May a budget apply to the run (its own budget, or one above it), so that the store has to be asked?"""
     assert isinstance(created, RunCreated)
-    return created.budget is not None or created.parent is not None
+    return created.budget is not None or created.parent is not None or created.by_name
 
 
 def debts_of(store: Store, created: AnyBody) -> Debts:

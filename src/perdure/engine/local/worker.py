@@ -59,7 +59,21 @@ from perdure.errors import (
     in_full,
 )
 from perdure.settings import Queue, Settings
-from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, Claimed, Committed, InboxRow, ProgressRow, RunRow, Served, Store
+from perdure.store.api import (
+    FINISHED,
+    NO_VERSION,
+    Append,
+    Appended,
+    ApprovalFilter,
+    Claimed,
+    Committed,
+    InboxRow,
+    ProgressRow,
+    RunRow,
+    Served,
+    Store,
+    serves,
+)
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Closer
 
@@ -138,7 +152,10 @@ class Worker:
         self.clock = clock
         self.threads = Threads(settings.threads)
         self.id = clock.new_id()
-        self.agents = {Served(agent.name, agent.version): agent for agent in agents}
+        self.agents = {Served(one.name, version): one for one in agents for version in (*one.former_versions, one.version)}
+        # The same agents for claims. A run without a version takes the last version here, so agents of children that
+        # were found later come first: they never replace a version that this worker was told to serve.
+        self.served = list(self.agents)
         self.queues = queues
         self.performing = performing
         self.run_settings = run_settings(settings, still=clock.still)
@@ -289,6 +306,7 @@ class Worker:
         served = Served(agent.name, agent.version)
         if served not in self.agents:
             self.agents[served] = agent
+            self.served.insert(0, served)
             self.loop.call_soon(self._sign_on_again)
 
     def is_short_of_room(self, queue: str) -> bool:
@@ -459,7 +477,7 @@ class Worker:
     async def _claim_below(self, run_id: str) -> None:
         free = min(self.settings.concurrency - len(self._drives) - self._wanted, 100)
         if free > 0 and not self.transacting:
-            served = list(self.agents)
+            served = list(self.served)
             await self._take(lambda: self.store.claim(self.id, served, free, self.clock.now(), below=run_id), free)
 
     async def _goes_on_at(self, row: RunRow) -> int | None:
@@ -478,7 +496,7 @@ class Worker:
 
     def _is_ready(self, row: RunRow) -> bool:
         ready = row.holder is None and row.ready_at is not None and row.ready_at <= self.clock.now()
-        return ready and row.run_id not in self._drives and Served(row.agent, row.version) in self.agents
+        return ready and row.run_id not in self._drives and serves(self.agents, row)
 
     def _is_driven(self, row: RunRow, family: Sequence[RunRow]) -> bool:
         """Does this worker drive the run, or does any worker hold a descendant of the run?"""
@@ -498,7 +516,7 @@ class Worker:
             if row.holder is not None:
                 self._last_reap_s = float("-inf")  # the holder may be dead: reap now, not only after _REAP_EVERY_S
                 await self.reap()
-            served = list(self.agents)
+            served = list(self.served)
             try:
                 claimed = await self._take(lambda: self.store.claim(self.id, served, 1, self.clock.now(), run_id=run_id, limits=limits))
                 if claimed:
@@ -524,16 +542,16 @@ class Worker:
         if not versions:
             known = ", ".join(sorted({served.agent for served in self.agents})) or "none"
             raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, which is not served here (only {known})")
-        if row.version not in versions and row.status not in FINISHED:
+        if row.version not in (NO_VERSION, *versions) and row.status not in FINISHED:
             code = f"FILE.py:{row.agent}"
             message = f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and here is {' and '.join(versions)}"
-            way_out = f"use the old code, or let this code go on with it: {shell.command('resume', row.run_id, code)} --adopt"
+            way_out = f"use the old code, or let this code go on with it: {shell.command('adopt', row.run_id, code)}"
             if any(agent.keeps_its_plan for served, agent in self.agents.items() if served.agent == row.agent):
                 plan, tools, file = (row.target or code).partition(" --tools ")
                 message += "; a run keeps its plan"
                 way_out = (
-                    f"use the old plan and tools, or end it ({shell.command('cancel', row.run_id)}) and start anew; "
-                    f"only if the plan is the same, and its tools are not, this can go on with it: "
+                    f"use the old plan and tools, or end it ({shell.command('cancel', row.run_id)}) and start a new run; "
+                    f"if only the tools have changed, and the plan has not, let this code continue it: "
                     f"{shell.command('resume', row.run_id, plan)}{tools}{shell.quote(file) if file else ''} --adopt"
                 )
             raise WrongVersion(message, hint=way_out)
@@ -610,7 +628,7 @@ class Worker:
             # Other workers count this worker as dead. If it claimed a run now, they would take the run over at once,
             # again and again.
             return
-        served = list(self.agents)
+        served = list(self.served)
         while (free := self.settings.concurrency - len(self._drives) - self._wanted) > 0 and not self._draining and not self.transacting:
             wanted = min(free, 100)
             if len(await self._take(partial(self._claim_some, served, wanted), wanted)) < wanted:
@@ -833,7 +851,7 @@ class Worker:
         `seen` has the same meaning as in `_doze`.
         """
         full = len(self._drives) >= self.settings.concurrency
-        served = list(self.agents)
+        served = list(self.served)
         next_ready = None if full else await self._ask(lambda: self.store.next_ready(served, self.queues))
         left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self.clock.now()) / 1e6
         if left_s <= 0:

@@ -19,7 +19,7 @@ from perdure.inspect.view import RunView, begins_later
 from perdure.inspect.why.calls import CallInDoubt, topics
 from perdure.inspect.why.context import Scene, Shortage, Undoing
 from perdure.inspect.why.waiting import Asked, Child, child_in_short
-from perdure.store.api import FINISHED, RunRow
+from perdure.store.api import FINISHED, RunRow, Specimen
 
 EDIT_CHARS = 100
 
@@ -78,7 +78,7 @@ class Orders:
         return AdviceStep(self._perdure("approvals", more=f" --run {shell.quote(self.run)}"), f"all {count:,} approvals that it waits for")
 
     def signal(self, topic: str) -> AdviceStep:
-        return AdviceStep(self._perdure("signal", self.run, topic, more=" 'JSON'"), f"hand it what it waits for on {topic!r}")
+        return AdviceStep(self._perdure("signal", self.run, topic, more=" 'JSON'"), f"send the signal that it waits for on {topic!r}")
 
     def why(self, child: Child) -> AdviceStep:
         return AdviceStep(self._perdure("why", child.run_id), f"{child_in_short(child)}; that page has what to type")
@@ -125,7 +125,7 @@ class Orders:
             AdviceStep(self._perdure("worker", self.target), f"serve it, with the code of {self.agent} as it was in version {version}"),
             # Do not suggest the recorded target: it names the file of the old code. The new code may be elsewhere.
             AdviceStep(
-                self._perdure("resume", self.run, more=f"{new} --adopt"),
+                self._perdure("adopt", self.run, more=new),
                 f"or, if the plan is the same and only its tools have changed, {adopt}" if is_file else f"or {adopt}",
             ),
             AdviceStep(
@@ -158,7 +158,7 @@ class Orders:
             return [last, again]
         match reason:
             case "diverged":
-                began = state.created.version if state.created else "?"
+                began = state.began_with or "?"
                 which = f"that it began with (version {began})"
                 if state.version != began:
                     which = f"of version {state.version}, which goes on with it since (it began with version {began})"
@@ -169,7 +169,7 @@ class Orders:
             case "stuck":
                 return [look, last, again]
             case "circling":
-                return [last, self.unpause("let it go on; what counts as a circle is counted anew")]
+                return [last, self.unpause("let it go on; the counters for circles begin again")]
             case _:
                 return [again, AdviceStep(self._perdure("verify", self.run), "check that the journal itself is sound")]
 
@@ -182,7 +182,7 @@ class Orders:
         return AdviceStep(self._perdure("events", self.run, more=" --follow"), "watch it; nothing needs to be done")
 
     def nothing(self) -> AdviceStep:
-        return AdviceStep(self._perdure("show", self.run), "look at its calls; nothing needs to be done before what it waits for")
+        return AdviceStep(self._perdure("show", self.run), "look at its calls; nothing needs to be done while it waits")
 
     def cancel(self) -> AdviceStep:
         return AdviceStep(self._perdure("cancel", self.run), "stop it: the agent is told, effects that have happened stay")
@@ -216,7 +216,7 @@ class Orders:
         return steps
 
     def reopen(self, reading: RunView) -> list[AdviceStep]:
-        """The command with which a run that has failed or was cancelled goes on; with --dry-run it only shows what."""
+        """The command that lets a failed or cancelled run go on. With --dry-run it only shows what would happen."""
         state, row = reading.state, self.row
         if state.status == "succeeded" or self.undone is not None:
             return []
@@ -251,7 +251,7 @@ def _adding(short: Shortage) -> str:
 
 
 def _to_fill_in(one: Asked) -> str:
-    """The editable fields as JSON with the word NEW for each value. The user must replace NEW, which is not JSON."""
+    """The editable fields as JSON with the word NEW for each value. NEW is not JSON, so the user must replace it."""
     return shell.quote("{" + ", ".join(f"{json.dumps(name)}: NEW" for name in one.editable) + "}")
 
 
@@ -284,7 +284,10 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     run's row.
     """
     row, state = scene.reading.row, scene.reading.state
-    if row.specimen is not None:
+    imported = row.imported
+    if imported is not None and imported.fork_of is not None:
+        return _look_at_fork(row.run_id, imported, options)
+    if imported is not None:
         return _look_at_specimen(row.run_id, options)
     orders = Orders(row, options, code, cancelled=state.cancel is not None)
     if scene.reading.row_was_edited:
@@ -292,7 +295,7 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     if row.status in FINISHED:
         steps = orders.after_the_end(state, scene.undoing, taken_back(state, scene.load))
         again = [] if scene.undoing is not None else orders.reopen(scene.reading)
-        # A run that was cancelled was meant to end: so to let it go on is the last thing to offer.
+        # A person wanted a cancelled run to end. So the command that lets it go on comes last.
         return [*steps, *again] if row.status == "cancelled" else [*again, *steps]
     stop = _stop(scene, orders)
     add = [orders.top_up_below(short) for short in what.short if scene.short is None or scene.short.budget_of != short.budget_of]
@@ -323,6 +326,18 @@ def _look_at_specimen(run_id: str, options: str) -> list[AdviceStep]:
         AdviceStep(f"{shell.command('events', run_id)}{options}", "its journal; act on the run in the journal that it came from"),
         AdviceStep(f"{shell.command('verify', run_id)}{options}", "was the copy changed since it was written?"),
         AdviceStep(f"perdure prune --specimen {shell.quote(run_id)}{options}", "delete this copy, when you have seen enough"),
+    ]
+
+
+def _look_at_fork(run_id: str, made: Specimen, options: str) -> list[AdviceStep]:
+    assert made.fork_of is not None
+    live = f"{shell.command('fork', made.fork_of)} --at {made.at} --live{options}"
+    return [
+        AdviceStep(
+            f"{shell.command('diff', made.fork_of)} {shell.quote(run_id)}{options}", "where it differs from the run that was forked"
+        ),
+        AdviceStep(live, "the same with effects: it shows first what may happen twice"),
+        AdviceStep(f"perdure prune --specimen {shell.quote(run_id)}{options}", "delete this rehearsal, when you have seen enough"),
     ]
 
 

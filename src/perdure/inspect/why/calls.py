@@ -17,6 +17,7 @@ from msgspec import Struct
 from perdure.core.codec import Payload
 from perdure.core.decide import quiet_at
 from perdure.core.events import (
+    CallAnswered,
     ChildFinished,
     DecisionMade,
     Event,
@@ -48,6 +49,7 @@ from perdure.inspect.text import (
     shown,
     span,
     used,
+    versioned,
 )
 from perdure.inspect.timeline import steps_in, steps_of
 from perdure.inspect.view import RunView
@@ -68,14 +70,14 @@ class CallInDoubt(Struct, frozen=True):
     effect: str
     asked: str
     key: str
-    keyless: bool  # True: the tool was not given the key, so no service knows it
+    keyless: bool  # True: the tool did not get the key, so no service knows it
     attempt: int
     asked_at: str
     since: str
     age: str
     age_s: float
     why: str
-    progress: str | None  # in words. It is what the attempt said about its own work, and proves nothing
+    progress: str | None  # the progress that the attempt reported, in words; it proves nothing
     places: list[str]
     worker: str | None
     meaning: str
@@ -178,7 +180,7 @@ def _without_hook(call: CallState, scene: Scene) -> str:
 
 
 def reached(call: CallState, scene: Scene) -> str | None:
-    """The last progress of the call, in words; None if no attempt of it has reported any."""
+    """The last progress of the call, in words; None if no attempt of the call has reported progress."""
     stored = scene.progress.get(call.number)
     if stored is not None:
         return f"{progress_words(stored.progress)} (stored {span(scene.now - stored.at)} ago)"
@@ -235,11 +237,12 @@ Ended = tuple[int, Callable[[], Done]]
 def ended(scene: Scene) -> tuple[list[Ended], list[Ended]]:
     """Two lists of calls, approvals and children, by call number: those that succeeded, and all others.
 
-    Each entry has the number, and a function that describes it: of very many, only a few are shown.
+    Each entry has the number, and a function that describes the entry: if there are very many entries, only a few are
+    described.
     """
     state = scene.reading.state
     asks = [ask for ask in state.asks.values() if ask.request.tool is None and not ask.pending]
-    ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished)}
+    ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished | CallAnswered)}
     both: tuple[list[Ended], list[Ended]] = ([], [])
     undone = taken_back(state, scene.load)
     past = scene.reading.superseded
@@ -259,15 +262,15 @@ def ended(scene: Scene) -> tuple[list[Ended], list[Ended]]:
 
 
 def superseded(scene: Scene) -> list[Done]:
-    """What the run did, or may have done, before it was reopened, and what its agent has not done again.
+    """Calls that the run made, or may have made, before it was reopened, and that its agent has not made again.
 
     Calls that change nothing are left out, and so are calls that certainly did not happen.
     """
-    state, past = scene.reading.state, scene.reading.superseded
+    state, past = scene.reading.state, scene.reading.superseded - scene.reading.inherited
     undone = taken_back(state, scene.load) if past else {}
     calls = [call for number, call in sorted(state.calls.items()) if number in past and call.effect != "read" and not is_request(call.args)]
     found = [_done(call, scene, undone.get(call.number)) for call in calls if call.phase == "completed" or may_have_happened(call)]
-    ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished)}
+    ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished | CallAnswered)}
     found += [_returned(child, ends[number]) for number, child in state.children.items() if number in past and child.ended is not None]
     return sorted(found, key=lambda one: one.call)
 
@@ -333,7 +336,7 @@ def _decided(ask: AskState, scene: Scene) -> Done:
 def _returned(child: ChildState, seq: int) -> Done:
     return Done(
         call=child.number,
-        asked=called(f"{child.agent}@{child.version}", child.input, 48),
+        asked=called(versioned(child.agent, child.version), child.input, 48),
         outcome=outcome(child),
         places=[],
         key=None,
@@ -540,6 +543,7 @@ def _why_not(call: CallState, scene: Scene) -> str:
         "rate": "not sent: it waits for its turn under the rate limit",
         "budget": "not sent: there is not enough left in the budget",
         "handover": "not sent: its worker released the run first; it follows when another has the run",
+        "fork": "not sent: this is a rehearsal, which would make this call now",
     }[until]
 
 

@@ -13,7 +13,7 @@ from perdure.core.codec import Payload
 from perdure.core.decide import Patience
 from perdure.core.events import BudgetExceeded, RunClaimed
 from perdure.core.identity import undo_id, undone_by
-from perdure.core.state import RunState
+from perdure.core.state import RunState, own_children
 from perdure.engine.api import Reading
 from perdure.inspect.cost import CostAll, Limit, cost_with_children, limit_words, limits_of
 from perdure.inspect.text import amount, clock, iso, plain, plural, seconds
@@ -131,7 +131,7 @@ def _words(status: str, by: str, when: str, *, in_part: bool) -> str:
     if status == "succeeded":
         return f"undone{' in part' if in_part else ''} by {by} at {when}"
     if status in FINISHED:
-        return f"its undo, which {by} asked for, {'was ' if status == 'cancelled' else ''}{status} at {when}: what it had undone stays so"
+        return f"its undo, which {by} asked for, {'was ' if status == 'cancelled' else ''}{status} at {when}: calls that it has undone stay undone"
     return f"being undone, as {by} asked: that is {status.replace('_', ' ')}"
 
 
@@ -227,7 +227,7 @@ def look(store: Reading, run_id: str, now: int, settings: Settings) -> Scene:
         short=own_shortage(reading, ledgers),
         short_below=shortages_below(store, below),
         undoing=undoing_of(store, run_id, now) if state.finished else None,
-        cost_all=cost_with_children(store, reading.row) if state.children else None,
+        cost_all=cost_with_children(store, reading.row) if own_children(state) else None,
         unread=store.unread(run_id) if state.finished else [],
         load=loader(store),
         progress=progress_now(reading, store.progress([run_id])) if state.open else {},

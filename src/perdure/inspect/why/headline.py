@@ -23,6 +23,8 @@ class Cancel(Struct, frozen=True):
 def headline(scene: Scene, doubts: list[CallInDoubt]) -> str:
     """The run's status in one sentence. A request to cancel the run, if there is one, comes first."""
     imported = scene.reading.row.imported
+    if imported is not None and imported.fork_of is not None:
+        return _standing(scene, doubts)  # the next line of the page says that it is a fork
     if imported is not None:
         copy = "a redacted specimen" if imported.original_head is not None else "a specimen"
         status = scene.reading.row.status

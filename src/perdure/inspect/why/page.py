@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.events import PinChanged, RunAdopted
+from perdure.core.events import FrameChanged, PinChanged, RunAdopted
 from perdure.core.prompt_deltas import is_request
 from perdure.core.state import CallState
 from perdure.engine.api import Reading
@@ -73,12 +73,13 @@ class Why(Struct, frozen=True):
     priority: int
     parent: str | None
     parent_call: int | None
-    specimen: bool  # an imported copy: nothing can be done to it here
+    specimen: bool  # an imported copy: no command can change it
     status: str
     now: str  # when the page was made
     sentence: str
     places: list[str]  # if the run failed: where the exception was raised
-    failing: InspectedFrame | None  # if the run failed, and its code is at hand: the line that failed, and its variables
+    # If the run failed and its code can be loaded: the line that failed, and its variables.
+    failing: InspectedFrame | None
     cancel: Cancel | None
     paused: Paused | None
     said: str | None
@@ -91,8 +92,9 @@ class Why(Struct, frozen=True):
     done_count: int
     not_done: list[Done]  # calls, approvals and children that failed, were rejected, expired or were cancelled
     not_done_count: int
+    fork: str | None  # in words: of which run this is a fork
     reopened: list[Reopening]  # where people let the run go on from an earlier event
-    superseded: list[Done]  # what superseded calls did, or may have done: it stays done
+    superseded: list[Done]  # superseded calls that happened or may have happened: their effects stay
     undoing: Undoing | None  # the run that undoes this run
     in_doubt: list[CallInDoubt]
     again: list[Open]  # calls that were cut off, and are safe to run again
@@ -171,7 +173,8 @@ def why(
         done_count=len(done),
         not_done=_ends(not_done),
         not_done_count=len(not_done),
-        reopened=scene.reading.reopenings,
+        fork=scene.reading.fork,
+        reopened=scene.reading.reopened_since,
         superseded=superseded(scene),
         undoing=scene.undoing,
         in_doubt=open_questions,
@@ -211,12 +214,14 @@ def _changed(scene: Scene) -> list[str]:
                 told.append(f"{pin.what} has changed since the run first used it ({pin.before} → {pin.after}, event {event.seq})")
             case RunAdopted() as adopted:
                 told.append(f"version {adopted.version} goes on with it: {adopted.by} says so (event {event.seq})")
+            case FrameChanged() as changed:
+                told.append(f"version {changed.version} goes on with it from its next turn on: {changed.by} says so (event {event.seq})")
     return told
 
 
 # -- open calls -------------------------------------------------------------------------------------------------------
 def _is_under_way(scene: Scene) -> bool:
-    """Does a worker perform the open calls? Of a specimen: did a worker hold the run when it was exported?"""
+    """Does a worker perform the open calls? For a specimen: did a worker hold the run when it was exported?"""
     return scene.held or (scene.reading.row.specimen is not None and scene.reading.state.worker is not None)
 
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from perdure.core.approval import count_people
 from perdure.core.codec import Payload
 from perdure.core.state import AskState, ChildState
-from perdure.inspect.text import at, called, clip, failed, iso, people, plain, plural, shown, span
+from perdure.inspect.text import at, called, clip, failed, iso, people, plain, plural, shown, span, versioned
 from perdure.inspect.why.context import Scene, Shortage
 from perdure.store.api import ApprovalRow, RunRow
 
@@ -201,7 +201,7 @@ def children(scene: Scene) -> Children | None:
         counts[status] += 1
         if child.run_id in stopped:
             continue
-        asked = called(f"{child.agent}@{child.version}", child.input, 60)
+        asked = called(versioned(child.agent, child.version), child.input, 60)
         alive.append(Child(child.run_id, child.number, asked, status, _about(row)))
     urgent = [row for row in below.values() if _URGENCY.get(row.status, 9) <= 2 and row.run_id not in stopped]
     deeper = [Child(row.run_id, None, None, row.status, _about(row)) for row in urgent]

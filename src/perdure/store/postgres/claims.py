@@ -1,8 +1,8 @@
 """Claims on PostgreSQL, in one statement if possible. Also: reaps the runs of workers whose connection is gone.
 
 A claim that must respect turns, limits and suspects is a transaction of ten round trips. These rules do not matter if
-only one line has ready runs, the line's queue has no limit, and no run of the line is a suspect. Then one statement
-claims the first runs of the line, and returns them with their journals and inboxes.
+all lines with ready runs have the same queue, tenant and priority, the queue has no limit, and no run of these lines is
+a suspect. Then one statement claims the first runs of the lines, and returns them with their journals and inboxes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perdure.core.events import Event, RunClaimed, encode_body
 from perdure.core.suspects import SUSPECT_CRASHES
 from perdure.errors import StoreCorrupt, StoreUnavailable
 from perdure.settings import Queue
-from perdure.store.api import Claimed, Lease, Served
+from perdure.store.api import NO_VERSION, Claimed, Lease, Served
 from perdure.store.claims import Claims, lose_runs_of_silent_worker
 from perdure.store.cursor import KEY, Cursor, Row
 from perdure.store.part import Means
@@ -36,8 +36,8 @@ _LOOKS = 3
 # A claim returns a journal of at most this many events. A longer journal is read later, when its run begins, because a
 # hundred runs may be claimed together.
 _FEW_EVENTS = 200
-_NONCE, _EVENT_ID = KEY + 1, KEY + 2  # the positions of two columns that come after the columns of a run
-_SEEN, _RUN, _MORE = slice(0, 3), slice(3, 4 + _EVENT_ID), slice(4 + _EVENT_ID, None)  # the columns of claim_at_once
+_NONCE, _EVENT_ID, _TAKES = KEY + 1, KEY + 2, KEY + 3  # the positions of columns that come after the columns of a run
+_SEEN, _RUN, _MORE = slice(0, 3), slice(3, 4 + _TAKES), slice(4 + _TAKES, None)  # the columns of claim_at_once
 
 
 class Unheard(Exception):
@@ -90,10 +90,11 @@ class Taking:
         if worker not in self.names:
             return None
         lines = which(served, queues)
-        choice = {"limit": limit, "limited": msgspec.json.encode(list(limits)).decode(), **lines}
+        body = RunClaimed(worker, self.names[worker])
+        choice = {"limit": limit, "limited": msgspec.json.encode(list(limits)).decode(), **lines, "served": _entries(served, body)}
         for _ in range(_LOOKS):
             commits = self._database.commits
-            ask = _Ask(worker, now, RunClaimed(worker, self.names[worker]), secrets.token_bytes(16))
+            ask = _Ask(worker, now, body, secrets.token_bytes(16))
             try:
                 rows = self._send({**_values(ask), **choice})
             except _Lost:
@@ -150,6 +151,19 @@ class Taking:
         return self._database.write(look, lambda *_: True) if wait else self._database.reading(look)
 
 
+def _entries(served: Sequence[Served], body: RunClaimed) -> str:
+    """The served lines as claim_at_once takes them: each with its agent and version.
+
+    The entry of runs without a version also has the version that they take, and the event of their claim.
+    """
+    entries: dict[tuple[str, str], tuple[str, ...]] = {}
+    for one in served:  # if there are several versions of an agent, the last one replaces the others
+        entries[one.agent, one.version] = (one.agent, one.version)
+        claim = msgspec.structs.replace(body, version=one.version)
+        entries[one.agent, NO_VERSION] = (one.agent, NO_VERSION, one.version, encode_body(claim).decode())
+    return msgspec.json.encode(list(entries.values())).decode()
+
+
 def _values(ask: _Ask) -> dict[str, object]:
     return {
         "worker": ask.worker,
@@ -198,7 +212,8 @@ def _coming_with(ask: _Ask, run: Row, journal: Sequence[Row], inbox: Sequence[Ro
         events = [event_from(run_id, event) for event in journal]
     except StoreCorrupt:
         return claimed
-    claim = Event(row.seq, run[_EVENT_ID].hex(), ask.now, row.epoch, None, row.seq - 1, ask.body)
+    body = msgspec.structs.replace(ask.body, version=run[_TAKES] or "")
+    claim = Event(row.seq, run[_EVENT_ID].hex(), ask.now, row.epoch, None, row.seq - 1, body)
     return msgspec.structs.replace(claimed, events=(*events, claim))
 
 

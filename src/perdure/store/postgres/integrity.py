@@ -131,7 +131,7 @@ def _essence(trigger: str) -> object:
     if parts is None:
         return trigger
     moment, events, each, condition, function, argument = parts.groups()
-    # Of the trigger's condition, compare only the columns and values, in order.
+    # Compare only the columns and values of the trigger's condition, in order.
     return (
         moment,
         sorted(events.split(" OR ")),

@@ -496,7 +496,7 @@ FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id CROSS JOIN LATER
 WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenant::text IS NULL OR r.tenant = :tenant)
     AND kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
-        'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_succeeded', 'run_failed')
+        'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_forked', 'run_succeeded', 'run_failed')
 ORDER BY e.run, e.seq LIMIT :limit
 
 -- == Notices =========================================================================================================
@@ -573,12 +573,15 @@ INSERT INTO perdure_turns (queue, tenant, turn) VALUES (?1, ?2, ?3) ON CONFLICT 
 -- The epoch becomes higher: from now on, appends of the earlier holder are refused.
 UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = :seq, head = :head, crashes = :crashes, lost_with = :lost_with,
     lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL, updated_at = greatest(updated_at, :now::bigint),
-    status = CASE WHEN status = 'cancelling' THEN status ELSE 'running' END
+    status = CASE WHEN status = 'cancelling' THEN status ELSE 'running' END,
+    version = coalesce(:version::text, version), line = coalesce(:line::bigint, line)
 WHERE id = :id
 
 -- name: claim_at_once
--- If only one served line has ready runs, claim its first ready runs: like claim_run, insert_event and had_turn, in
--- one statement, which is one transaction and one round trip. The answer has three kinds of rows. (1) A claimed run,
+-- If the served lines with ready runs all have the same queue, tenant and priority, claim their first ready runs: like
+-- claim_run, insert_event and had_turn, in one statement, which is one transaction and one round trip. In :served, an
+-- entry for runs without a version also has the version that they take, and the event of the claim with that version;
+-- if the line of that version does not exist yet, nothing is claimed here. The answer has three kinds of rows. (1) A claimed run,
 -- or one row without a run if nothing was claimed. The first columns of this row: how many ready runs there were,
 -- whether turns, limits, suspects or an edited row matter (then nothing is claimed), and when the next run of any served
 -- line is ready. (2) An event of a claimed run, with the run's key; the events of a long journal are left out. (3) An inbox
@@ -588,47 +591,52 @@ WHERE id = :id
 -- stops or ends a ready run without an event. The hash is computed as in perdure.core.identity.link. Nonces and event
 -- ids are derived from a secret of this claim. The advisory lock is for claim_is_over, which waits for the end of this
 -- statement.
-WITH served AS (
-    SELECT l.id, l.queue, l.tenant, EXISTS (SELECT 1 FROM perdure_runs WHERE line = l.id AND ready_at <= :now::bigint) AS ready,
+WITH served AS MATERIALIZED (
+    SELECT l.id, l.queue, l.tenant, l.priority, s.value ->> 2 AS takes, s.value ->> 3 AS data,
+        CASE WHEN s.value ->> 2 IS NULL THEN l.id ELSE (SELECT t.id FROM perdure_lines AS t WHERE t.agent = l.agent
+            AND t.version = s.value ->> 2 AND t.queue = l.queue AND t.tenant = l.tenant AND t.priority = l.priority) END AS goal,
+        EXISTS (SELECT 1 FROM perdure_runs WHERE line = l.id AND ready_at <= :now::bigint) AS ready,
         (SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at > :now ORDER BY ready_at LIMIT 1) AS later
     FROM jsonb_array_elements(:served::jsonb) AS s (value)
         JOIN perdure_lines AS l ON l.agent = s.value ->> 0 AND l.version = s.value ->> 1
     WHERE :queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb))
 ), head AS (
-    SELECT min(id) FILTER (WHERE ready) AS line, count(*) FILTER (WHERE ready) AS lines, min(queue) FILTER (WHERE ready) AS queue,
-        min(tenant) FILTER (WHERE ready) AS tenant, min(later) AS later
+    SELECT count(DISTINCT (queue, tenant, priority)) FILTER (WHERE ready) AS kinds, count(*) FILTER (WHERE ready AND goal IS NULL) AS without_goal,
+        min(queue) FILTER (WHERE ready) AS queue, min(tenant) FILTER (WHERE ready) AS tenant, min(later) AS later
     FROM served
 ), chosen AS MATERIALIZED (
-    SELECT line, queue, tenant FROM head
-    WHERE lines = 1 AND queue NOT IN (SELECT jsonb_array_elements_text(:limited::jsonb))
+    SELECT queue, tenant FROM head
+    WHERE kinds = 1 AND without_goal = 0 AND queue NOT IN (SELECT jsonb_array_elements_text(:limited::jsonb))
         AND EXISTS (SELECT 1 FROM perdure_workers WHERE worker = :worker AND name = :name::text)
         AND pg_try_advisory_xact_lock_shared(:token::bigint)
 ), first AS MATERIALIZED (
-    SELECT r.id, r.seq, r.lost > 0 OR r.crashes >= :suspect::bigint OR r.ended IS NOT NULL AS is_special FROM chosen CROSS JOIN LATERAL (
-        SELECT id, seq, lost, crashes, {ended} AS ended FROM perdure_runs WHERE line = chosen.line AND ready_at <= :now ORDER BY ready_at, id LIMIT :limit
+    SELECT r.id, r.seq, r.lost > 0 OR r.crashes >= :suspect::bigint OR r.ended IS NOT NULL AS is_special, s.takes, s.data, s.goal
+    FROM chosen CROSS JOIN (SELECT id, takes, data, goal FROM served WHERE ready) AS s CROSS JOIN LATERAL (
+        SELECT id, seq, lost, crashes, ready_at, {ended} AS ended FROM perdure_runs WHERE line = s.id AND ready_at <= :now ORDER BY ready_at, id LIMIT :limit
     ) AS r
+    ORDER BY r.ready_at, r.id LIMIT :limit
 ), seen AS MATERIALIZED (
     SELECT count(*) AS runs, coalesce(bool_or(is_special), FALSE) OR NOT EXISTS (SELECT 1 FROM perdure_workers WHERE worker = :worker AND name = :name)
-        OR (SELECT lines > 0 FROM head) AND NOT EXISTS (SELECT 1 FROM chosen) AS to_be_weighed
+        OR (SELECT kinds > 0 FROM head) AND NOT EXISTS (SELECT 1 FROM chosen) AS to_be_weighed
     FROM first
 ), free AS (
-    SELECT r.id, r.seq, r.epoch, r.head FROM first AS f JOIN perdure_runs AS r ON r.id = f.id
+    SELECT r.id, r.seq, r.epoch, r.head, f.takes, f.data, f.goal FROM first AS f JOIN perdure_runs AS r ON r.id = f.id
     WHERE r.seq = f.seq AND NOT (SELECT to_be_weighed FROM seen) ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
 ), sealed AS (
-    SELECT f.id, f.seq, f.epoch + 1 AS epoch, e.event_id, substr(sha256(:secret::bytea || int8send(f.id)), 1, 16) AS nonce,
-        sha256(f.head || convert_to(concat(f.seq + 1, '|', encode(e.event_id, 'hex'), '|', :now, '|', f.epoch + 1, '||', f.seq, '|', :data::text), 'UTF8')) AS hash
+    SELECT f.id, f.seq, f.epoch + 1 AS epoch, f.takes, coalesce(f.data, :data::text) AS data, f.goal, e.event_id, substr(sha256(:secret::bytea || int8send(f.id)), 1, 16) AS nonce,
+        sha256(f.head || convert_to(concat(f.seq + 1, '|', encode(e.event_id, 'hex'), '|', :now, '|', f.epoch + 1, '||', f.seq, '|', coalesce(f.data, :data)), 'UTF8')) AS hash
     FROM free AS f CROSS JOIN LATERAL (SELECT substr(sha256(int8send(f.id) || :secret), 1, 16) AS event_id) AS e
 ), taken AS (
     UPDATE perdure_runs AS r SET epoch = s.epoch, nonce = s.nonce, holder = :worker::text, seq = s.seq + 1, head = s.hash,
         ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL, updated_at = greatest(r.updated_at, :now),
-        status = CASE WHEN r.status = 'cancelling' THEN r.status ELSE 'running' END
+        status = CASE WHEN r.status = 'cancelling' THEN r.status ELSE 'running' END, version = coalesce(s.takes, r.version), line = s.goal
     FROM sealed AS s WHERE r.id = s.id
     RETURNING r.run_id, r.agent, r.version, r.tenant, r.actor, r.queue, r.target, r.input_digest, r.status, r.waiting_for, r.ready_at,
         r.seq, r.head, r.epoch, r.holder, r.crashes, r.error, r.created_at, r.updated_at, r.priority, r.attention, r.parent, r.parent_call,
-        r.lost, r.lost_with, r.specimen, r.id, r.nonce, s.event_id
+        r.lost, r.lost_with, r.specimen, r.id, r.nonce, s.event_id, s.takes
 ), written AS (
     INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)
-    SELECT s.id, s.seq + 1, s.event_id, :now, s.epoch, NULL, s.seq, :data, s.hash FROM sealed AS s JOIN taken AS t ON t.id = s.id
+    SELECT s.id, s.seq + 1, s.event_id, :now, s.epoch, NULL, s.seq, s.data, s.hash FROM sealed AS s JOIN taken AS t ON t.id = s.id
 ), turn AS (
     SELECT coalesce(max(turn), 0) + (SELECT count(*) FROM taken) AS turn FROM perdure_turns HAVING EXISTS (SELECT 1 FROM taken)
 ), last AS (
@@ -644,11 +652,11 @@ SELECT seen.runs, seen.to_be_weighed, head.later, t.*, NULL::bigint, NULL::bytea
 FROM seen CROSS JOIN head LEFT JOIN taken AS t ON TRUE
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8'), NULL
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, NULL, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8'), NULL
 FROM taken AS t JOIN perdure_events AS e ON e.run = t.id AND t.seq <= :few::bigint
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, NULL, i.event_id, i.ts, NULL, i.call, NULL, convert_to(i.data, 'UTF8'), i.id
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, NULL, NULL, i.event_id, i.ts, NULL, i.call, NULL, convert_to(i.data, 'UTF8'), i.id
 FROM taken AS t JOIN perdure_inbox AS i ON i.run = t.id
 
 -- name: claimed_at_once

@@ -79,11 +79,11 @@ def wait_when_busy(connection: apsw.Connection, busy_s: float) -> None:
 
 
 def fit_log(connection: apsw.Connection, rows: int, *, is_long: bool) -> bool:
-    """Choose how long the log may become, before the commit of a transaction that has changed so many rows.
+    """Choose how long the log may become. Call this before the commit of a transaction that has changed `rows` rows.
 
     The commits of many runs change the same pages again and again: in a log that is three times as long, a checkpoint
-    copies a page once for several commits. SQLite itself makes the checkpoint, as before, after the commit. `is_long`:
-    the log of this connection may be long now. Returns whether it may be long from now on.
+    copies a page once for several commits. SQLite itself still makes the checkpoint after the commit. `is_long`: the
+    log of this connection may be long now. Returns whether it may be long from now on.
     """
     wants_long = rows >= _LARGE_COMMIT_ROWS
     if wants_long != is_long:

@@ -371,7 +371,7 @@ FROM perdure_runs AS r CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | ii
 WHERE r.id >= :run AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenant IS NULL OR r.tenant = :tenant)
     AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
-        'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_succeeded', 'run_failed')
+        'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_forked', 'run_succeeded', 'run_failed')
 ORDER BY r.id, e.id LIMIT :limit
 
 -- == Notices =========================================================================================================
@@ -442,7 +442,7 @@ INSERT INTO perdure_turns (queue, tenant, turn) VALUES (?, ?, ?) ON CONFLICT (qu
 -- The epoch becomes higher: from now on, appends of the earlier holder are refused.
 UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = :seq, head = :head, crashes = :crashes, lost_with = :lost_with,
     lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL, updated_at = max(updated_at, :now),
-    status = iif(status = 'cancelling', status, 'running')
+    status = iif(status = 'cancelling', status, 'running'), version = ifnull(:version, version), line = ifnull(:line, line)
 WHERE id = :id
 
 -- name: next_ready

@@ -17,7 +17,7 @@ from perdure.testing.lab.contents import MOST_BYTES, FileSeen
 from perdure.testing.lab.facts import TrialFacts, Undisturbed
 
 Kind = Literal["more", "fewer", "extra", "missing", "other"]
-_TOLERANCE = 0.25  # a file that differs by itself may differ in size by this share
+_TOLERANCE = 0.25  # if a file differs between undisturbed runs, its size may differ by this share
 
 
 class Difference(Struct, frozen=True):
