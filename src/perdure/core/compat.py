@@ -14,6 +14,7 @@ import sys
 from asyncio.events import _get_running_loop as running_loop
 from asyncio.events import _set_running_loop as set_running_loop
 from collections.abc import Coroutine, Iterator
+from contextvars import Context
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 
@@ -76,26 +77,35 @@ if sys.version_info >= (3, 12):
 else:
     _entered: dict[asyncio.AbstractEventLoop, asyncio.Task[Any]] = asyncio.tasks._current_tasks  # type: ignore[attr-defined]
 
+    class _FirstStep:
+        """Takes the place of `loop.call_soon` while a task is created, and keeps what would be put into the queue."""
+
+        step: Any = None  # a method of the task
+
+        def __call__(self, step: Any, *, context: Context) -> None:
+            self.step, self.context = step, context
+
     def begun(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """A new task. If possible, its first step has already run."""
-        task: asyncio.Task[None] = loop.create_task(coroutine, name=name)
-        # Python 3.11 has no eager_start. There a new task puts its first step at the end of the loop's queue. Take the
-        # step from the queue and call it as the loop would do. That is possible only if the queue exists (uvloop has a
-        # different queue) and its last entry is really this step.
-        queue = getattr(loop, "_ready", None)
-        if not queue or loop in _entered or loop.get_task_factory() is not None:
-            return task
-        step = queue[-1]._callback
-        is_its_step = type(step).__name__ == "TaskStepMethWrapper" and step.__self__ is task
-        if not is_its_step:
-            return task
+        # Python 3.11 has no eager_start. There a new task gives its first step to `loop.call_soon`. Take the step there,
+        # and call it as the loop would do. A loop with a `call_soon` of its own (uvloop) gets the step. The step must not
+        # be taken back from the loop's queue: other threads put callbacks into that queue at any time.
+        if type(loop).call_soon is not asyncio.BaseEventLoop.call_soon or loop in _entered or loop.get_task_factory() is not None:
+            return loop.create_task(coroutine, name=name)
+        first = _FirstStep()
         try:
-            queue.pop()._context.run(step)
+            try:
+                loop.call_soon = first  # type: ignore[assignment, method-assign]
+                task: asyncio.Task[None] = asyncio.Task(coroutine, loop=loop, name=name)
+            finally:
+                del loop.call_soon
+            first.context.run(first.step)
         except BaseException:
-            # Ctrl-C came between the two calls. The step is in no queue any more, so the task would never end.
+            # Ctrl-C came before the first step. The step is in no queue, so the task would never end.
             # asyncio.run waits for every task that it knows, and must not wait for this task.
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-                disown(task)
+                if first.step is not None:
+                    disown(first.step.__self__)
                 coroutine.close()
             raise
         return task

@@ -407,14 +407,14 @@ class RunCore:
         if answer is None:
             # The turn begins here. Most turns have no question, and `next` with a default is faster than a
             # StopIteration.
-            out.question = next(turn, None)
+            question = next(turn, None)
         else:
             try:
-                out.question = turn.throw(answer.error) if isinstance(answer, LimitUnanswered) else turn.send(answer)
+                question = turn.throw(answer.error) if isinstance(answer, LimitUnanswered) else turn.send(answer)
             except StopIteration:
-                out.question = None
-        if out.question is not None:
-            self._turn = turn
+                question = None
+        if question is not None:
+            self._turn, out.question = turn, question
         elif self._turn is not None:
             self._turn = self._ledgers = None
         return out
@@ -583,11 +583,12 @@ class RunCore:
         for event in journal.events:
             state.apply(event)
             self._requests.see(event)
-            if type(event.body) in (RunReleased, CheckpointTaken):
+            kind = type(event.body)
+            if kind is RunReleased or kind is CheckpointTaken:
                 self._last_news = None
-            elif type(event.body) in _NEWS:
+            elif kind in _NEWS:
                 self._last_news = self._mono
-            elif type(event.body) in (RunReopened, CheckpointTaken) and circles is not None:
+            if circles is not None and (kind is RunReopened or kind is CheckpointTaken):
                 watch = CircleWatch(circles)  # the agent went back, or began a new life: its calls before that do not count
             if watch is not None:
                 watch.observe(event, None if event.call is None else state.calls.get(event.call))

@@ -142,6 +142,7 @@ ANSWERS: dict[str, Phase] = {"result": "completed", "failure": "failed"}
 _ABOUT_ASKS = frozenset((ApprovalRequested, ApprovalVoted, ApprovalDecided, ApprovalEscalated, ApprovalExpired, ApprovalWithdrawn))
 _ABOUT_CHILDREN = frozenset((ChildStarted, ChildFinished))
 _ABOUT_BRANCHES = frozenset((CallRequestedAgain, OutcomeReused))
+_NOT_ABOUT_TOOLS = _ABOUT_ASKS | _ABOUT_CHILDREN | _ABOUT_BRANCHES | {CallAnswered}
 # In a rehearsal no attempt is ever begun, and no worker ever holds it: none of these events can follow `run_forked`.
 _OF_THE_WORLD = (
     *(RunClaimed, ToolCallInitiated, ToolCallCompleted, ToolCallFailed, ToolCallInDoubt, ToolCallResolved),
@@ -360,30 +361,29 @@ class RunState(Struct, gc=False, eq=False):
 
     def apply(self, event: Event) -> None:
         """Fold the next event into the state."""
-        if event.seq != self.seq + 1 and not (self.seq == 1 and type(event.body) is CheckpointTaken):
-            raise StoreCorrupt(f"{self._name()}: event {event.seq} follows event {self.seq}", hint="`perdure verify` tells what is missing")
-        if self.status in FINISHED and type(event.body) is not RunReopened and type(event.body) is not RunForked:
-            raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) comes after the run's end")
+        seq, number, kind = event.seq, event.call, type(event.body)
+        if seq != self.seq + 1 and not (self.seq == 1 and kind is CheckpointTaken):
+            raise StoreCorrupt(f"{self._name()}: event {seq} follows event {self.seq}", hint="`perdure verify` tells what is missing")
+        if self.status in FINISHED and kind is not RunReopened and kind is not RunForked:
+            raise StoreCorrupt(f"{self._name()}: event {seq} ({event.type}) comes after the run's end")
         if self.inherited:
             self._check_fork(event)
-        before, self.seq = self.seq, event.seq
-        self.epoch = event.epoch
+        before, self.seq = self.seq, seq
         self.updated_at = event.ts
-        number = event.call
+        if self.epoch != event.epoch:  # to set a field of a struct takes ten times as long as to read it
+            self.epoch = event.epoch
         if number is None:
             self._apply_run(event, before)
-            return
-        kind = type(event.body)
-        if kind in _ABOUT_BRANCHES:
+        elif kind not in _NOT_ABOUT_TOOLS:
+            self._apply_tool(event, number)
+        elif kind in _ABOUT_BRANCHES:
             self._apply_again(event, number)
         elif kind is CallAnswered:
             self._answered(event, number)
         elif kind in _ABOUT_ASKS:
             self._apply_ask(event, number)
-        elif kind in _ABOUT_CHILDREN:
-            self._apply_child(event, number)
         else:
-            self._apply_tool(event, number)
+            self._apply_child(event, number)
 
     def _apply_run(self, event: Event, before: int) -> None:
         body = event.body
@@ -754,7 +754,8 @@ class RunState(Struct, gc=False, eq=False):
         # slower pattern matching.
         if isinstance(body, ToolCallInitiated):
             self._initiated(call, event, body)
-        elif isinstance(body, ToolCallCompleted):
+            return
+        if isinstance(body, ToolCallCompleted):
             self._move(call, event, "completed")
             call.result, call.failure = body.result, body.failure
             if body.progress is not None:
@@ -766,7 +767,8 @@ class RunState(Struct, gc=False, eq=False):
             self._apply_rarer(call, event)
         if call.phase in ENDED:
             self.open.pop(number, None)
-            self.crashes = self.crashes_alone = 0
+            if self.crashes:
+                self.crashes = self.crashes_alone = 0
 
     def _initiated(self, call: CallState, event: Event, body: ToolCallInitiated) -> None:
         if call.phase == "started" and call.effect in ("once", "keyed"):
@@ -774,19 +776,18 @@ class RunState(Struct, gc=False, eq=False):
             # happened.
             call.unsettled, call.doubtful = call.may_cost, True
         self._move(call, event, "initiated")
-        ts = event.ts
         if call.attempt == 0:
-            call.first_ts = ts  # the age of a key counts from its first attempt, not from the proposal
-        call.attempt, call.intent_seq = body.attempt, event.seq
+            call.first_ts = event.ts  # the age of a key counts from its first attempt, not from the proposal
+        call.attempt, call.intent_seq, call.started_at = body.attempt, event.seq, event.ts
         call.timeout_s, call.settle_s = body.timeout_s, body.settle_s
-        call.retry_at = call.turn = None
-        call.has_reconcile, call.started_at, call.quiet_since = body.reconcile, ts, 0
-        call.keyless = body.keyless
+        call.has_reconcile, call.keyless, call.estimate = body.reconcile, body.keyless, body.estimate
+        if call.first_seq != event.seq:  # the call was proposed, or this is another attempt
+            call.retry_at = call.turn = None
+            call.quiet_since = 0
         if body.pinned is not None:
             self.pins.setdefault(f"tool {body.tool}", body.pinned)
         self.attempts += 1
-        call.estimate = body.estimate
-        if call.estimate is not None or call.reserved is not NOTHING or call.unsettled is not None:
+        if body.estimate is not None or call.reserved is not NOTHING or call.unsettled is not None:
             self._hold(call)
 
     def _apply_rarer(self, call: CallState, event: Event) -> None:
@@ -873,9 +874,9 @@ class RunState(Struct, gc=False, eq=False):
         self._hold(call)
 
     def _take_time(self, call: CallState, busy_us: int) -> None:
-        busy_us = max(busy_us, 0)  # the clock may have been set back
-        call.busy_us += busy_us
-        self.busy_us += busy_us
+        if busy_us > 0:  # the clock may have been set back
+            call.busy_us += busy_us
+            self.busy_us += busy_us
 
     def _count(self, call: CallState, attempt: int, failure: Failure | None, ts: int) -> None:
         if failure is not None:
