@@ -261,7 +261,7 @@ def _replay(
 
 
 _NOTHING: list[Event] = []
-_ACTIVATES = WAKES | {RunClaimed}
+_ACTIVATES = WAKES | {RunClaimed, CheckpointTaken}
 # If the last of these events has no recorded statements, the replay ends there. From then on the agent states
 # something new, so `patched` is True. A failure that is not final is in this set, because a retry follows it.
 # `run_released` is in this set, because the agent had handled everything before the release.
