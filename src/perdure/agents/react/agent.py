@@ -477,7 +477,7 @@ def _decide(talk: _Talk, kit: Kit | RecordedKit, chosen: list[str | None], said:
 
 
 def _size(messages: Sequence[Message]) -> int:
-    return sum(len(msgspec.json.encode(message)) for message in messages)
+    return sum(len(codec.encode(msgspec.to_builtins(message))) for message in messages)
 
 
 def _whole(owner: str, what: str, number: int, most: int) -> int:
