@@ -222,8 +222,6 @@ def _replay(
     branches = list(reversed(past.branches))
     for event in past.events:
         kind, seq = type(event.body), event.seq
-        if kind not in _ACTIVATES and not branches:
-            continue
         if until is not None and seq > until:
             return
         while branches and seq > branches[-1].stated:
@@ -261,7 +259,6 @@ def _replay(
 
 
 _NOTHING: list[Event] = []
-_ACTIVATES = WAKES | {RunClaimed, CheckpointTaken}
 # If the last of these events has no recorded statements, the replay ends there. From then on the agent states
 # something new, so `patched` is True. A failure that is not final is in this set, because a retry follows it.
 # `run_released` is in this set, because the agent had handled everything before the release.
