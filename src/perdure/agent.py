@@ -205,8 +205,8 @@ class Agent(Generic[P, R]):
         try:
             return self.machine(facts, self._input_of(created, load), max_steps)
         except InvalidInput as misfit:
-            if created.version and not created.by_name:
-                raise  # the run was started with the code of its version, and that has changed since
+            if not _is_first_look(state, created):
+                raise  # the input did fit: the code of this version has changed since
             # The run fails with this error as soon as it begins, before any code of the agent runs.
             why = (
                 f"the input of the run does not fit agent {self.name} in version {state.version}: {misfit}; start another run with arguments "
@@ -295,6 +295,16 @@ class BuiltAgent(Agent[P, R]):
         path = self._home.get("__file__")
         name = next((name for name, value in list(self._home.items()) if value is self), None)
         return None if name is None or not isinstance(path, str) or not os.path.isfile(path) else f"{os.path.abspath(path)}:{name}"
+
+
+def _is_first_look(state: RunState, created: RunCreated) -> bool:
+    """Does code of the run's version see the input of the run for the first time?
+
+    A run that was started by name may be released once before its agent begins, for the budget that its code declares.
+    """
+    if created.by_name:
+        return state.epoch == 1 or (state.epoch == 2 and not state.numbers and not state.timers)
+    return not created.version and state.epoch == 1
 
 
 async def _refuse_input(why: str) -> NoReturn:

@@ -187,7 +187,7 @@ def test_the_end_of_a_child_is_shown_beside_its_parents_event_and_the_other_way_
     assert [link.type for link in links[-2:]] == ["child_started", "child_finished"]
     assert links[-1].elsewhere == "run negative/1, event 3: the run failed: ValueError: negative"
     first = trace("negative/1", waiting.read("negative/1"), 1, waiting.read)[0]
-    assert first.elsewhere == "run negative, event 3: call 1: run negative/1 of square(number=-1) begins as its child"
+    assert first.elsewhere == "run negative, event 3: call 1: run negative/1 of square@1(number=-1) begins as its child"
     assert trace("negative", events, end.seq)[-1].elsewhere is None  # without the other journal there is still a chain
 
 

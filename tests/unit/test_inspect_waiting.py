@@ -204,8 +204,8 @@ def test_so_is_a_child_of_a_child(store: Store) -> None:
 
 def test_children_that_have_ended_are_done_with_what_they_brought(store: Store) -> None:
     assert [(done.asked, done.outcome) for done in page_of(store, "squares").done] == [
-        ("square(number=2)", "succeeded with 4"),
-        ("square(number=3)", "succeeded with 9"),
+        ("square@1(number=2)", "succeeded with 4"),
+        ("square@1(number=3)", "succeeded with 9"),
     ]
     assert page_of(store, "negative").done == []
     assert page_of(store, "negative").not_done[0].outcome == "failed: ValueError: negative"
@@ -376,7 +376,7 @@ def test_show_has_approvals_children_cost_and_budget(path: Path, store: Store) -
 def test_show_for_people_has_a_line_for_each_of_them(path: Path) -> None:
     assert "pending: ann or bob or role:press, 1 of 2 have agreed" in told(path, "show", "asks")
     assert "approved by ann with cents 900 → 700; note: less" in told(path, "show", "bought")
-    assert "1     squares/1  square(number=2)  succeeded with 4" in told(path, "show", "squares")
+    assert "1     squares/1  square@1(number=2)  succeeded with 4" in told(path, "show", "squares")
     assert "parent   squares (its call 1)" in told(path, "show", "squares/1")
     assert "budget   its own budget: $0.00 of $5.00, 2 of 2 calls" in told(path, "show", "thrifty")
 

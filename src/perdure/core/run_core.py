@@ -1077,7 +1077,7 @@ class RunCore:
         assert self.state.created is not None
         body = ChildStarted(
             agent=agent.name,
-            version="",  # like every run that has not begun, the child takes the version of the worker that begins it
+            version=agent.version,  # the parent's code means this very code, also if another agent has the same name
             run_id=child_id(self.run_id, number),
             input=self._pack(command.args),
             digest=codec.digest(command.args),
