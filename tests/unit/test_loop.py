@@ -663,9 +663,9 @@ class Struck:
         return self
 
     def __exit__(self, *_: object) -> None:
-        gc.enable()
         self.patched.undo()
         signal.signal(signal.SIGUSR1, self.before)
+        gc.enable()  # last: until then, the collector could close a machine of another test, which would be struck
 
     def interrupt(self, signum: int, frame: object) -> None:
         raise KeyboardInterrupt
