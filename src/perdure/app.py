@@ -989,8 +989,8 @@ class Handle:
     def artifact(self, pointer: Artifact | dict[str, Any]) -> Artifact:
         """An artifact of this run, so that you can open it here: `await handle.artifact(pointer).read()`.
 
-        `pointer` is an Artifact, or its JSON value. If the agent declares the type of its artifacts, the artifacts in
-        what `result` returns can be opened without this method. If this run may not open the artifact, NotFound is
+        `pointer` is an Artifact, or its JSON value. This method is not needed if the agent's return annotation names
+        Artifact: then the artifacts in the value of `result` can be opened directly. If this run may not open the artifact, NotFound is
         raised when it is opened.
         """
         fields = pointer if isinstance(pointer, dict) else dataclasses.asdict(pointer)

@@ -21,8 +21,8 @@ def is_interrupt(error: BaseException) -> bool:
         return False
     while not _is_handler(trace.tb_frame):
         if trace.tb_next is None:
-            # Python's own handler is written in C and has no frame. If this handler raised the exception, the last
-            # instruction is not a `raise`.
+            # Python's own handler is written in C and has no frame, so the last frame is the interrupted code. If
+            # Python's handler raised the exception, the instruction at which this frame stopped is not a `raise`.
             return isinstance(error, KeyboardInterrupt) and trace.tb_frame.f_code.co_code[trace.tb_lasti] != _RAISE
         trace = trace.tb_next
     return True

@@ -54,7 +54,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     park_after_s: Span = 1.0  # a run with nothing to do for longer than this is parked
     cancel_grace_s: Span = 5.0  # how long a timed-out or cancelled tool may take to stop
     reconcile_margin_s: Span = 2.0  # the wait before a reconcile hook is asked; also the default `settle` of a tool
-    # If a tool has no time-out, this time-out is assumed to compute when a "not found" of its reconcile hook counts.
+    # The time-out that is assumed for a tool without one. It decides when a "not found" of its reconcile hook counts.
     unknown_deadline_s: Span = 60.0
     reconcile_asks: Count = 20  # after this many answers "in progress" a person is asked
     # If this many workers in a row died while they held a run, and the run made no progress, the run may count as

@@ -32,7 +32,7 @@ _MOST = 1_000_000  # the most messages of one request: a damaged journal must no
 # a packed request.
 _PACKED = re.compile(r'\{"digest":"[0-9a-f]{64}","frame(?:_of)?":')
 _TELLS = 100  # this many bytes are enough for `_PACKED`
-_ODD = b"\\ud"  # a sign of a lone surrogate: codec.encode writes a document with a lone surrogate in ASCII
+_ODD = b"\\ud"  # may be a lone surrogate: codec.encode writes it as \udXXX, and then the whole document in ASCII
 
 
 class _Known(NamedTuple):

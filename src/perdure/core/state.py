@@ -290,7 +290,7 @@ _NO_KEYS = CallKeys("", "")
 
 
 class OldFrame(Struct, frozen=True, gc=False):
-    """The frame of the turns that began because of event `after`, or of an earlier event."""
+    """The frame of earlier turns: each turn that event `after`, or an earlier event, has caused."""
 
     after: int
     frame: Payload

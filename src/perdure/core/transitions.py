@@ -81,5 +81,5 @@ def landing(status: Status, attention: Reason | None, body: AnyBody) -> tuple[St
         # looked.
         return "needs_attention", "keep"
     if status == "queued":
-        return "queued", "keep"  # ready_at does not change: now, or the time that was set for the run
+        return "queued", "keep"  # ready_at stays: the run is ready already, or it begins at the time that was set for it
     return ("cancelling" if status == "cancelling" else "queued"), "now"

@@ -766,7 +766,7 @@ class Reading(Protocol):
         """What runs have used, by group, the most expensive group first. With "root", children count for their root.
 
         The sums come from the journals: each attempt counts once, however often the run was replayed. Specimens are
-        left out: another journal counts them.
+        left out: they are copies, and their cost belongs to the database that they come from.
         """
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:

@@ -50,7 +50,7 @@ def _fits(structured: Any) -> bool:
     try:
         return len(codec.encode(structured)) <= MAX_STRUCTURED_BYTES
     except NotEncodable:
-        return False  # the call has happened, so there must be a value: the answer's text
+        return False  # `value_of` returns the text of the answer then: the call has happened, so it must have a value
 
 
 def _text(content: Any) -> str:

@@ -55,7 +55,7 @@ class _Waiter:
         self.after = after  # the last event that the caller has; None if the caller waits for a result
         self.due = due  # the time (µs) at which the wait ends, even if nothing has changed
         self.until_s = until_s  # like `due`, by the loop's clock: it moves even if the engine's clock stands still
-        self.held = held  # the run's holder may be dead
+        self.held = held  # True if a worker holds the run. That worker may die, so dead workers are looked for during the wait
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def is_due(self, now: int) -> bool:

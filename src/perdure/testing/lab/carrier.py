@@ -132,7 +132,7 @@ class Late:
         return any((one.run, one.call) == (run, call) for one in self._waiting)
 
     def arrive(self, run: str, call: int) -> None:
-        """Let the late requests of this call take effect, and wait for it. Until then the run's clock stands still."""
+        """Let the late requests of this call arrive, and wait until they have arrived. Meanwhile the run's clock stands still."""
         for one in [one for one in self._waiting if (one.run, one.call) == (run, call)]:
             with self._warp.held():
                 self._let_arrive(_mark(self._home, one.pid))

@@ -51,7 +51,7 @@ class Warp:
 
     @property
     def outside_s(self) -> float:
-        """How many more real seconds the lab waits for effects outside."""
+        """How many more seconds of real time the lab waits until effects are visible in outside services."""
         if not self._expected or self._patient_until_s is None:
             return 0.0
         return max(self._patient_until_s - time.monotonic(), 0.0)
