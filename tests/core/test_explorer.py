@@ -98,7 +98,7 @@ def test_every_promise_holds_on_long_ways_at_random(scenario: Scenario, seed: in
     assert tally.points >= WALK_POINTS
 
 
-@pytest.mark.parametrize("deep", [False, True], ids=["in order", "at random"])
+@pytest.mark.parametrize("deep", [False, pytest.param(True, marks=pytest.mark.full)], ids=["in order", "at random"])
 @pytest.mark.parametrize("scenario", REOPENED, ids=[scenario.name for scenario in REOPENED])
 def test_every_promise_holds_when_a_person_reopens_the_run(scenario: Scenario, deep: bool) -> None:
     tally = explore(scenario, REOPEN_WALK if deep else REOPEN, seed=3, most_points=REOPEN_POINTS, deep=deep)
@@ -107,7 +107,7 @@ def test_every_promise_holds_when_a_person_reopens_the_run(scenario: Scenario, d
     assert tally.moves.keys() >= {"rewind", "rewind to new code"}
 
 
-@pytest.mark.parametrize("deep", [False, True], ids=["in order", "at random"])
+@pytest.mark.parametrize("deep", [False, pytest.param(True, marks=pytest.mark.full)], ids=["in order", "at random"])
 @pytest.mark.parametrize("scenario", CHECKPOINTED, ids=[scenario.name for scenario in CHECKPOINTED])
 def test_every_promise_holds_when_the_agent_takes_checkpoints(scenario: Scenario, deep: bool) -> None:
     tally = explore(scenario, REOPEN_WALK if deep else REOPEN, seed=5, most_points=REOPEN_POINTS, deep=deep)

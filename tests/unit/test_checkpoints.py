@@ -125,6 +125,7 @@ def test_a_resume_goes_on_from_the_state_and_reads_from_the_checkpoint_on(url: s
     check(store)
 
 
+@pytest.mark.full
 def test_a_resume_reads_as_many_events_after_300_lives_as_after_3(url: str, store: Store) -> None:
     @agent(version="1")
     async def looping(run: Run, lives: int) -> None:

@@ -251,6 +251,7 @@ def test_what_cannot_be_forked_is_refused_in_one_line_and_changes_nothing(sqlite
 
 
 # -- live forks -------------------------------------------------------------------------------------------------------
+@pytest.mark.full
 def test_a_live_fork_at_every_event_repeats_nothing_that_has_happened(url: str, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
 
