@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 from msgspec import Struct
 
 from perdure.core import codec
-from perdure.core.agent_loop import AgentLoop, AgentTask, Timer
+from perdure.core.agent_loop import NO_LIFE, AgentLoop, AgentTask, Timer
 from perdure.core.approval import Approval, Decision, Outcome
 from perdure.core.codec import Payload
 from perdure.core.compat import running_loop, set_current_task, set_running_loop, task_to_leave
@@ -263,8 +263,8 @@ class Machine:
         self._superseded: Superseded | None = None
         self.life = 0  # the seq of the checkpoint at which this life began; 0: the first life
         self.restored: Any = None  # the state of that checkpoint
-        self._inherited: dict[int, bool] = {}  # as `Inheritance.open`: those that were not made again
-        self.after_life: dict[int, list[Event]] = {}  # outcomes of calls that arrived after this life was over
+        self._inherited: dict[int, bool] = NO_LIFE  # as `Inheritance.open`: those that were not made again
+        self.after_life: dict[int, list[Event]] = NO_LIFE  # outcomes of calls that arrived after this life was over
         self._cancel_at_start = False
         self._woken = False  # something has happened in this life: it was woken, or it has received a signal
         self._taking: tuple[bytes, asyncio.Task[Any] | None] | None = None  # (state, task) of `checkpoint`
@@ -320,6 +320,7 @@ class Machine:
         self._inherited, self._cancel_at_start = dict(inherited.open), inherited.cancelled
         for topic, payload in inherited.signals:
             self._buffered.setdefault(topic, deque()).append(codec.decode(payload))
+        self._loop.inherited = {}
         for timer in inherited.timers:
             self._loop.inherited.setdefault((timer.task, timer.delay_us), deque()).append(timer.due / 1e6)
 
@@ -745,7 +746,7 @@ class Machine:
         main = self._main
         assert main is not None
         if self._taking is not None:
-            self.left = True
+            self.left, self.after_life = True, {}
             state, taker = self._taking
             self._commands.append(TakeCheckpoint(state, self._open_timers(taker)))
         elif main.done():
