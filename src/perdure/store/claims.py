@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
@@ -455,7 +456,7 @@ class Take:
         # The line of the version that the run takes; the caller puts its number into `values`.
         self.moves_to: Kind | None = (row.agent, version, row.queue, row.tenant, row.priority) if version else None
         epoch, seq, nonce = row.epoch + 1, row.seq + 1, secrets.token_bytes(16)
-        sealed = seal(row.head, Event(seq, secrets.token_hex(16), now, epoch, None, row.seq, body))
+        sealed = seal(row.head, Event(seq, uuid.uuid4().hex, now, epoch, None, row.seq, body))
         crashes = row.crashes + was_lost
         lease = {"epoch": epoch, "nonce": nonce, "worker": worker}
         history = {"crashes": crashes, "lost_with": row.lost_with}
