@@ -15,12 +15,12 @@ from perdure.store.sql import SqlStore
 
 
 def answers_in_the_journal_are_taken_for_failures() -> None:
-    real = SqlStore.read
+    real = SqlStore.read_life
 
-    def read(self: SqlStore, run_id: str, after: int = 0) -> list[Event]:
-        return [_failed(event) if isinstance(event.body, ModelCallCompleted) else event for event in real(self, run_id, after)]
+    def read_life(self: SqlStore, run_id: str) -> list[Event]:
+        return [_failed(event) if isinstance(event.body, ModelCallCompleted) else event for event in real(self, run_id)]
 
-    SqlStore.read = read  # type: ignore[method-assign, assignment]
+    SqlStore.read_life = read_life  # type: ignore[method-assign, assignment]
 
 
 def _failed(event: Event) -> Event:
