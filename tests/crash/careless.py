@@ -53,15 +53,15 @@ def arguments() -> None:
 
 def verdict() -> None:
     """A call starts although it was rejected: the worker takes any answer for a yes."""
-    real = SqlStore.read
+    real = SqlStore.read_life
 
-    def read(self: Any, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+    def read_life(self: Any, run_id: str) -> list[Event]:
         return [
             structs.replace(event, body=structs.replace(event.body, granted=True)) if isinstance(event.body, ApprovalDecided) else event
-            for event in real(self, run_id, after, limit)
+            for event in real(self, run_id)
         ]
 
-    SqlStore.read = read  # type: ignore[method-assign]
+    SqlStore.read_life = read_life  # type: ignore[method-assign]
 
 
 CARELESS: dict[str, Callable[[], None]] = {found.__name__: found for found in (expiry, arguments, verdict)}

@@ -193,15 +193,15 @@ def reap(folder: str) -> None:
 
 
 def read_slowly(seconds: float) -> None:
-    """Have every reading of a journal take its time, and say when it begins."""
-    real = SqlStore.read
+    """Have a worker take its time whenever it reads a journal, and say when it begins."""
+    real = SqlStore.read_life
 
-    def slow(store: SqlStore, run_id: str, after: int = 0) -> list[Event]:
+    def slow(store: SqlStore, run_id: str) -> list[Event]:
         ledger.Ledger.here().note("reading", run_id)
         time.sleep(seconds)
-        return real(store, run_id, after)
+        return real(store, run_id)
 
-    SqlStore.read = slow  # type: ignore[method-assign,assignment]
+    SqlStore.read_life = slow  # type: ignore[method-assign,assignment]
 
 
 def cancel(folder: str, run_id: str) -> None:
