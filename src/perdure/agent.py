@@ -50,8 +50,6 @@ class Agent(Generic[P, R]):
     agent, the call starts a child run.
     """
 
-    # True: a run follows the plan in its journal, and code with another plan cannot continue the run.
-    keeps_its_plan = False
     # Versions that earlier releases of perdure gave to the very same code: runs of them go on with it, too.
     former_versions: tuple[str, ...] = ()
 
@@ -234,16 +232,19 @@ class Agent(Generic[P, R]):
         cannot go on with this code.
         """
         adopted = RunAdopted(self.version, by, note)
+        body: RunAdopted | FrameChanged = adopted
         try:
-            self._replayed_with(adopted, state, events, load, max_steps)
-            return adopted
+            frontier, after = self._replayed_with(adopted, state, events, load, max_steps)
         except Diverged:
             changed = self.frame_change(state, events, load, by=by, note=note)
             if changed is None:
                 raise
-        frontier, after = self._replayed_with(changed, state, events, load, max_steps)
-        self.check_open_calls(frontier, after, load)
-        return changed
+            body = changed
+            frontier, after = self._replayed_with(changed, state, events, load, max_steps)
+        if after.frames:
+            # What was recorded with an old frame is not compared with this code. So its open calls have to be checked.
+            self.check_open_calls(frontier, after, load)
+        return body
 
     def _replayed_with(
         self, body: RunAdopted | FrameChanged, state: RunState, events: Sequence[Event], load: Load, max_steps: int
