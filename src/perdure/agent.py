@@ -20,7 +20,7 @@ from perdure.core.loop_detector import Circles
 from perdure.core.machine import Facts, Machine, current
 from perdure.core.replay import Frontier, replay
 from perdure.core.state import RunState, fold
-from perdure.errors import Diverged, InvalidInput, NotAllowedInAgent
+from perdure.errors import Conflict, Diverged, InvalidInput, NotAllowedInAgent
 from perdure.interrupts import is_interrupt
 from perdure.run import Run
 from perdure.tool.describe import argument_schema, documented
@@ -228,9 +228,15 @@ class Agent(Generic[P, R]):
     ) -> RunAdopted | FrameChanged:
         """The event that lets this code go on with a run of another version. Nothing is recorded.
 
-        Raises Diverged if this code asks for other calls than the journal has, and Conflict if an open call of the run
-        cannot go on with this code.
+        Raises Diverged if this code asks for other calls than the journal has, and Conflict if the input, a step that has
+        begun or an open call of the run is in the way.
         """
+        assert state.created is not None
+        if (misfit := self.input_misfit(state.created, load)) is not None:
+            raise Conflict(
+                f"run {state.created.run_id} cannot go on with version {self.version} of agent {self.name}: its input does not fit: {misfit}",
+                hint="let the new version take the arguments that the run has; a new parameter needs a default",
+            )
         adopted = RunAdopted(self.version, by, note)
         body: RunAdopted | FrameChanged = adopted
         try:

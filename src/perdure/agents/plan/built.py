@@ -75,14 +75,16 @@ Rules:
 class PlanAgent(BuiltAgent[..., dict[str, Any]]):
     """An agent that follows a plan."""
 
-    digest: str | None = None  # of the plan that the code has; None: a model writes the plan
+    declared: str | None = None  # the digest of the plan that the code has; None: a model writes the plan
 
     def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         """The outcomes of the steps so far; in the task of a step: the step, its tool and its arguments."""
         return facts_of(code, variables)
 
-    def frame_change(self, state: RunState, events: Sequence[Event], load: frames.Load, *, by: str, note: str | None) -> FrameChanged | None:
-        return change(self.version, self.digest, state, events, load, by=by, note=note)
+    def frame_change(
+        self, state: RunState, events: Sequence[Event], load: frames.Load, *, by: str, note: str | None
+    ) -> FrameChanged | None:
+        return change(self.version, self.declared, state, events, load, by=by, note=note)
 
     def check_open_calls(self, frontier: Frontier, state: RunState, load: frames.Load) -> None:
         frames.check_open_calls(self.name, self.version, frontier, state, load)
@@ -408,7 +410,7 @@ class Plan(PlanAgent):
 
     def _become(self, checked: Sound, home: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self.sound = checked
-        self.digest = checked.digest
+        self.declared = checked.digest
         given = {key: value for key, value in options.items() if key != "version"}
         version = options.get("version") or version_of(checked)
         super().__init__(_function(checked, home), name=checked.name, version=version, home=home, **given)
@@ -418,6 +420,11 @@ class Plan(PlanAgent):
         """The plan as a document: the journal contains it in this form, and a plan file may contain it."""
         whole: Document = codec.decode(self.sound.encoded)
         return whole
+
+    @property
+    def digest(self) -> str:
+        """The digest of the document. A run follows the plan with the digest that it recorded last."""
+        return self.sound.digest
 
     @property
     def agents(self) -> tuple[Agent[..., Any], ...]:

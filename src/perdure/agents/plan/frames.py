@@ -58,7 +58,9 @@ def change(
     if made is None and not (digest is None and past.requests):
         return past.changed(version, None, by=by, note=note)
     plan: dict[str, Any] = {} if made is None else {"plan": codec.decode(load(made.plan)), "by": made.by, "args": _arguments(past)}
-    written: dict[str, Any] = {} if digest is not None else {"request": past.request(), "sent_back": _sent_back(past), "asked": _asked(past)}
+    written: dict[str, Any] = (
+        {} if digest is not None else {"request": past.request(), "sent_back": _sent_back(past), "asked": _asked(past)}
+    )
     frame = Recorded(past.tools, past.agents, goes_on_with=digest, **plan, **written)
     return past.changed(version, msgspec.to_builtins(frame), by=by, note=note)
 
@@ -198,5 +200,3 @@ class RecordedPlan:
 def trusted(document: Any, tools: Mapping[str, Callee]) -> Sound:
     """The plan of a recorded document, which was checked before it was recorded. Its tools are not compared."""
     return sound(document, tools, as_is=True, begun=None)
-
-

@@ -544,7 +544,11 @@ class Worker:
             raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, which is not served here (only {known})")
         if row.version not in (NO_VERSION, *versions) and row.status not in FINISHED:
             plan, tools, file = (row.target or "").partition(" --tools ")
-            adopt = f"{shell.command('adopt', row.run_id, plan)}{tools}{shell.quote(file)}" if tools else shell.command("adopt", row.run_id, f"FILE.py:{row.agent}")
+            adopt = (
+                f"{shell.command('adopt', row.run_id, plan)}{tools}{shell.quote(file)}"
+                if tools
+                else shell.command("adopt", row.run_id, f"FILE.py:{row.agent}")
+            )
             message = f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and here is {' and '.join(versions)}"
             raise WrongVersion(message, hint=f"use the old code, or let this code go on with it: {adopt}")
 
