@@ -158,9 +158,9 @@ EVOLVING = (
         promise="G12",
         file="agents/plan/follow.py",
         where="Following._misfit",
-        old="        if self._stopped_by is not None:\n",
-        new="        if self._stopped_by is not None and plan is self._plan:\n",
-        red=f"{PLANS}the_agent_of_an_open_step_must_be_there_and_a_plan_that_has_stopped_is_not_adopted",
+        old='        if self._stopped_by is not None:\n            return f"its plan has stopped',
+        new='        if self._stopped_by is not None and plan is self._plan:\n            return f"its plan has stopped',
+        red=f"{PLANS}a_plan_that_has_stopped_is_not_adopted",
         says="Failed",
     ),
     Mutant(

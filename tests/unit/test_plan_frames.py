@@ -391,7 +391,7 @@ def test_a_step_whose_outcome_is_new_to_the_plan_goes_on_with_the_new_one_at_onc
     run(main())
 
 
-def test_the_agent_of_an_open_step_must_be_there_and_a_plan_that_has_stopped_is_not_adopted(tmp_path: Path) -> None:
+def test_a_plan_that_has_stopped_is_not_adopted(tmp_path: Path) -> None:
     @agent(version="1")
     async def helper(run: Run, what: str) -> str:
         return str(await run.receive("go"))
