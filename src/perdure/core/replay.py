@@ -312,7 +312,7 @@ def _different(command: Command, event: Event, load: Callable[[Payload], bytes])
 def _more_about(command: Command, event: Event, load: Callable[[Payload], bytes]) -> str:
     """More words for the message: the exact difference, or what to do. Without them both sides may look the same."""
     if isinstance(event.body, PlanGenerated) and isinstance(command, Record):
-        return "; a run follows the plan that it was begun with: resume it with that one, or adopt the run with a new version"
+        return "; a run follows the plan that it was begun with: resume it with that one, or adopt it as a new version"
     if isinstance(command, CallTool) and isinstance(event.body, ToolCallInitiated | ToolCallProposed) and is_request(event.body.args):
         assert event.body.args is not None
         differs = difference(load(event.body.args), command.args)
