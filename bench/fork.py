@@ -76,7 +76,9 @@ async def main(events: int, url: str) -> None:
     print(f"a run with {last:,} events, medians of {ROUNDS} rounds")
     for name, times in found.items():
         cpu, clock = (median(some) for some in zip(*times, strict=True))
-        print(f"{name}: {cpu * 1000:.0f} ms of CPU, {cpu / resume[0]:.2f} × the resume; {clock * 1000:.0f} ms on the clock, {clock / resume[1]:.2f} ×")
+        print(
+            f"{name}: {cpu * 1000:.0f} ms of CPU, {cpu / resume[0]:.2f} × the resume; {clock * 1000:.0f} ms on the clock, {clock / resume[1]:.2f} ×"
+        )
 
 
 if __name__ == "__main__":

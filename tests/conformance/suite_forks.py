@@ -15,7 +15,7 @@ from perdure.core.events import RunForked, RunReopened, RunSucceeded, ThoughtRec
 from perdure.core.fork import live_fork
 from perdure.core.state import fold
 from perdure.errors import Conflict, NotFound, PerdureError
-from perdure.inspect.specimen import new_fork
+from perdure.inspect.specimen import Packing, new_fork
 from perdure.inspect.verify import verify_run
 from perdure.store.api import NewFork, RowChange, Served, Specimen, Store
 
@@ -117,9 +117,12 @@ def forking(
     digests: list[str] | None = None,
 ) -> NewFork:
     """A live fork of the run at its event 2; or, with `specimen`, the same journal as a specimen."""
-    events = store.read(run_id)
+    recorded = store.recorded(run_id)
+    events = recorded.events
     forked = RunForked(as_id or fork_id, run_id, 2, found(store, run_id).head.hex(), "ann")
     ids = iter(lambda: uuid.uuid4().hex, None)
     fork = live_fork(events, fold(events), forked, {}, version="1", input=None, target=None, now=LATER, ids=ids)
-    new = new_fork(run_id, fork.state, fork.events, specimen, blobs or [], lambda one: one.inline or b"")
+    packing = Packing(1000, lambda one: one.inline or b"")
+    packing.blobs.update((hashlib.sha256(blob).hexdigest(), blob) for blob in blobs or [])
+    new = new_fork(recorded, fork.state, fork.events, specimen, packing)
     return new if digests is None else structs.replace(new, whole=structs.replace(new.whole, blobs=digests))
