@@ -48,6 +48,19 @@ class ForkConformance:
         with pytest.raises(Conflict, match="is a rehearsal, a fork of run r"):
             store.claim("w2", [Served("a", "1")], 1, LATER * 2, run_id="f")
 
+    def test_a_fork_has_the_bytes_of_its_parent_and_is_refused_if_the_parent_has_lost_events_meanwhile(self, store: Store) -> None:
+        failed(store, "r")
+        new = forking(store, "r", "f")
+        lacking = structs.replace(new, copied={**new.copied, found(store, "r").seq + 1: bytes(32)})
+        with pytest.raises(NotFound, match="were removed meanwhile; nothing was written"):
+            store.insert_fork(lacking)
+        assert store.get("f") is None
+        store.insert_fork(new)
+        bytes_of = {run_id: {one.seq: one.data for one in store.stored(run_id)} for run_id in ("r", "f")}
+        assert new.copied
+        assert all(bytes_of["f"][seq] == bytes_of["r"][seq] for seq in new.copied)
+        assert verify_run(store, found(store, "f")).problem is None
+
     def test_a_taken_id_a_pruned_id_and_a_pruned_parent_are_refused_and_nothing_is_written(self, store: Store) -> None:
         failed(store, "r")
         succeeded(store, "gone")

@@ -477,6 +477,19 @@ FORK = (
         says="Failed",
     ),
     Mutant(
+        name="a_fork_lacks_events_of_its_parent",
+        guard="no fork is stored of a run whose events were removed meanwhile: its journal would have a gap",
+        promise="G1",
+        file="store/archive.py",
+        where="_copy_events",
+        old="    if copied != len(new.copied):\n",
+        new="    if False:\n",
+        red="tests/conformance/test_sqlite.py::TestSqliteInMemory::"
+        "test_a_fork_has_the_bytes_of_its_parent_and_is_refused_if_the_parent_has_lost_events_meanwhile",
+        store="sqlite",
+        says="Failed",
+    ),
+    Mutant(
         name="a_live_fork_needs_no_yes",
         guard="without a terminal a live fork needs --yes",
         promise="T35",
