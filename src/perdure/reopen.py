@@ -15,7 +15,6 @@ from msgspec import Struct, UnsetType
 
 from perdure import shell
 from perdure.agent import Agent
-from perdure.core import codec
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunFailed, RunForked, RunSucceeded, Usage
 from perdure.core.fork import LiveFork as Forked
@@ -36,6 +35,8 @@ from perdure.inspect.resuming import open_call_words
 from perdure.store.api import NewFork, Reopen, RunRow, undone
 
 _Body = tuple[AnyBody, int | None]  # an event to be written, and the number of its call
+# What is written; where the agent stands then; the state of the run and its events then.
+_Fitting = tuple[list[_Body], Frontier, RunState, list[Event]]
 
 
 class ReopenedCall(Struct, frozen=True):
@@ -172,33 +173,23 @@ class Planner:
         tenant: str | None = None,
     ) -> ForkPlan:
         """The plan of a live fork. Errors: as for `plan`; Conflict if the outcome of a call of the run is not known."""
-        from perdure.inspect.specimen import new_fork  # imported only if needed
+        from perdure.inspect.specimen import Packing, new_fork  # imported only if needed
 
         row = self._row(run_id, tenant)
         _check_forks(row)
         if self._reading.get(undo_id(row.run_id)) is not None:
             raise undone(row.run_id, "no live fork can be made of it")
         sandbox.guard()
-        events = [event for event in self._reading.read(run_id) if event.seq <= row.seq]
+        recorded = self._reading.recorded(run_id)
+        events = [event for event in recorded.events if event.seq <= row.seq]
         check_copies(events)
         before = fold(events)
         changed = {number: edited_result(before, number, value) for number, value in edits.items()}
         point = fork_point(run_id, events, at, list(changed))
-        blobs: dict[str, bytes] = {}
-
-        def pack(encoded: bytes) -> Payload:
-            payload, blob = codec.pack(encoded, inline_bytes)
-            if blob is not None:
-                blobs[str(payload.blob)] = blob
-            return payload
-
-        def load(payload: Payload) -> bytes:
-            new = blobs.get(str(payload.blob))
-            return self._load(payload) if new is None else new
-
-        given = None if isinstance(input, UnsetType) else pack(agent.bind((), input))
+        packing = Packing(inline_bytes, self._load)
+        given = None if isinstance(input, UnsetType) else packing.pack(agent.bind((), input))
         made = RunForked(new_id, run_id, point, row.head.hex(), by, reason, tuple(sorted(changed)), given is not None)
-        packed = {number: pack(result) for number, result in changed.items()}
+        packed = {number: packing.pack(result) for number, result in changed.items()}
         fork = live_fork(
             events,
             before,
@@ -211,16 +202,8 @@ class Planner:
             ids=iter(self._new_id, None),
         )
         fork.state.version = agent.version
-        frontier = agent.replayed(fork.state, fork.events, load, self._max_steps, history(fork.events, state=fork.state))
-        asked = frontier.calls
-        if any(number not in asked for number in changed):
-            asked = asked_in_all_branches(agent, fork.state, fork.events, load, self._max_steps)
-        for number, result in changed.items():
-            if number not in asked:
-                raise InvalidInput(
-                    f"call {number} cannot be edited: its tool or agent is not in this code, so that the result cannot be checked"
-                )
-            check_edit(asked[number], number, result)
+        frontier = agent.replayed(fork.state, fork.events, packing.load, self._max_steps, history(fork.events, state=fork.state))
+        self._check_edits(changed, agent, fork, frontier, packing.load)
         found = LiveFork(
             *(new_id, run_id, point, row.version, agent.version),
             kept=len(fork.reopening.kept),
@@ -229,7 +212,21 @@ class Planner:
             next=list(_next(frontier, fork.state, fresh=False)),
             edits=sorted(changed),
         )
-        return ForkPlan(found, new_fork(run_id, fork.state, fork.events, None, list(blobs.values()), load))
+        return ForkPlan(found, new_fork(recorded, fork.state, fork.events, None, packing))
+
+    def _check_edits(
+        self, edits: Mapping[int, bytes], agent: Agent[Any, Any], fork: Forked, frontier: Frontier, load: Callable[[Payload], bytes]
+    ) -> None:
+        """InvalidInput if an edited result does not fit the tool or the child in this code."""
+        asked = frontier.calls
+        if any(number not in asked for number in edits):
+            asked = asked_in_all_branches(agent, fork.state, fork.events, load, self._max_steps)
+        for number, result in edits.items():
+            if number not in asked:
+                raise InvalidInput(
+                    f"call {number} cannot be edited: its tool or agent is not in this code, so that the result cannot be checked"
+                )
+            check_edit(asked[number], number, result)
 
     def _row(self, run_id: str, tenant: str | None = None) -> RunRow:
         row = self._reading.get(run_id)
@@ -249,12 +246,9 @@ class Planner:
         back_to = retry_point(events, state) if to is None else to
         found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=self._ended_meanwhile(state), state=state)
         kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes
-        bodies, frontier = self._fitting(agent, row, events, found.bodies, by, reason)
-        more = _would_be(events, bodies, self._now, row.epoch)
-        for event in more:
-            state.apply(event)
+        bodies, frontier, state, whole = self._fitting(agent, row, events, state, found.bodies, by, reason)
         version = agent.version if agent.version != row.version else None
-        hooks = self._hooks(agent, state, [*events, *more]) if found.superseded else {}
+        hooks = self._hooks(agent, state, whole, frontier, found.superseded)
         runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
             row.run_id,
@@ -274,45 +268,64 @@ class Planner:
         )
 
     def _fitting(
-        self, agent: Agent[Any, Any], row: RunRow, events: Sequence[Event], bodies: Sequence[_Body], by: str, reason: str | None
-    ) -> tuple[list[_Body], Frontier]:
+        self,
+        agent: Agent[Any, Any],
+        row: RunRow,
+        events: Sequence[Event],
+        state: RunState,
+        bodies: Sequence[_Body],
+        by: str,
+        reason: str | None,
+    ) -> _Fitting:
         """What is written so that this code can go on with the reopened run, and where the agent stands then.
 
-        If the code has another version, that is recorded. If a frame applies to turns that are superseded now, or if
-        only another frame lets the code replay the turns that stay, the change of the frame is recorded, too.
+        `state`: the fold of `events`; it becomes that of the reopened run. If the code has another version, that is
+        recorded. If a frame applies to turns that are superseded now, or if only another frame lets the code replay
+        the turns that stay, the change of the frame is recorded, too.
         """
         reopened, *others = bodies
         whole = [*events, *_would_be(events, [reopened], self._now, row.epoch)]
-        state = fold(whole)
+        state.apply(whole[-1])
         changed = agent.frame_change(state, whole, self._load, by=by, note=reason)
         shorter = changed is not None and bool(state.frames) and changed.after < state.frames[-1].after
         adopted = [] if agent.version == row.version else [(RunAdopted(agent.version, by, reason), None)]
         if not shorter:
             try:
-                written, frontier, state = self._replayed(agent, row, events, [reopened, *adopted, *others])
-                if state.frames:
-                    agent.check_open_calls(frontier, state, self._load)
-                return written, frontier
+                fitting = self._replayed(agent, row, events, state, [reopened, *adopted, *others])
+                if fitting[2].frames:
+                    agent.check_open_calls(fitting[1], fitting[2], self._load)
+                return fitting
             except Diverged:
                 if changed is None or not adopted:
                     raise
+                state = fold(whole)
         assert changed is not None
-        written, frontier, state = self._replayed(agent, row, events, [reopened, (changed, None), *others])
-        agent.check_open_calls(frontier, state, self._load)
-        return written, frontier
+        fitting = self._replayed(agent, row, events, state, [reopened, (changed, None), *others])
+        agent.check_open_calls(fitting[1], fitting[2], self._load)
+        return fitting
 
-    def _replayed(
-        self, agent: Agent[Any, Any], row: RunRow, events: Sequence[Event], bodies: list[_Body]
-    ) -> tuple[list[_Body], Frontier, RunState]:
-        whole = [*events, *_would_be(events, bodies, self._now, row.epoch)]
-        state = fold(whole)
+    def _replayed(self, agent: Agent[Any, Any], row: RunRow, events: Sequence[Event], state: RunState, bodies: list[_Body]) -> _Fitting:
+        """`state`: the fold of `events` and of the first of `bodies`, the `run_reopened`."""
+        written = _would_be(events, bodies, self._now, row.epoch)
+        for event in written[1:]:
+            state.apply(event)
         state.version = agent.version
-        return bodies, agent.replayed(state, whole, self._load, self._max_steps), state
+        whole = [*events, *written]
+        return bodies, agent.replayed(state, whole, self._load, self._max_steps, history(whole, state=state)), state, whole
 
-    def _hooks(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, bool]:
-        """Number of a call → does its tool have a compensate hook in this code?"""
-        asked = asked_in_all_branches(agent, state, events, self._load, self._max_steps)
-        return {number: call.tool.compensator is not None for number, call in asked.items() if isinstance(call, CallTool)}
+    def _hooks(
+        self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event], frontier: Frontier, superseded: Sequence[CallState]
+    ) -> dict[int, bool]:
+        """Number of a superseded call → does its tool have a compensate hook in this code?"""
+        found: dict[str, set[bool]] = {}
+        for asked in frontier.calls.values():
+            if isinstance(asked, CallTool):
+                found.setdefault(asked.tool.name, set()).add(asked.tool.compensator is not None)
+        if all(len(found.get(call.tool, ())) == 1 for call in superseded):
+            # The agent has called these tools before the point, too. So the superseded events need not be replayed.
+            return {call.number: True in found[call.tool] for call in superseded}
+        everything = asked_in_all_branches(agent, state, events, self._load, self._max_steps)
+        return {number: call.tool.compensator is not None for number, call in everything.items() if isinstance(call, CallTool)}
 
     def _agent_of_child(self, run_id: str, frontier: Frontier, state: RunState) -> Agent[Any, Any]:
         number = next(number for number, child in state.children.items() if child.run_id == run_id)

@@ -131,7 +131,8 @@ def split(store: Reading, words: tuple[str, ...], where: str | None, verb: str) 
 
 
 def _check_ended(row: RunRow) -> None:
-    """Conflict, with the way out, if the run has not ended."""
+    """Conflict, with the way out, if the run has not ended, or is a rehearsal or a specimen."""
+    row.check_live()
     way_out = {
         "queued": f"it is ready already: {shell.command('resume', row.run_id)}, or a worker goes on with it",
         "paused": f"let it go on: {shell.command('unpause', row.run_id)}",

@@ -54,6 +54,7 @@ from perdure.core.events import (
     FrameChanged,
     ModelCallCompleted,
     ModelCallFailed,
+    ModelCallInitiated,
     OutcomeReused,
     PatchMarked,
     PlanGenerated,
@@ -88,9 +89,10 @@ _STATED = frozenset(
         CheckpointTaken,
         RunSucceeded,
         RunFailed,
-        RunCancelled,
     )
 )
+# Of these types, the machine states some events: see `is_stated`.
+_SOME_STATED = frozenset((ToolCallInitiated, ModelCallInitiated, ApprovalRequested, RunCancelled))
 # An event of one of these types may hold a completion, which wakes the agent.
 WAKES = frozenset(
     (
@@ -110,11 +112,14 @@ WAKES = frozenset(
         *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
     )
 )
+_ENDS_WAIT = WAKES - {TimerFired, SignalReceived, CancelRequested, OutcomeReused}
 
 
 def is_stated(event: Event) -> bool:
     """Did the machine itself state this event? Other events come from the worker or from outside."""
     body = event.body
+    if type(body) not in _SOME_STATED:
+        return type(body) in _STATED
     if isinstance(body, ToolCallInitiated):
         # If the call was proposed, the proposal is the machine's statement. An intent with arguments that a person
         # edited is no statement of the machine.
@@ -123,7 +128,7 @@ def is_stated(event: Event) -> bool:
         return body.tool is None  # the approval of a tool call is requested by the run core, not by the agent
     if isinstance(body, RunCancelled):
         return body.forced_by is None  # otherwise a person ended the run without its agent
-    return type(body) in _STATED
+    return False
 
 
 def ends_wait(event: Event, *, of_tool: bool) -> bool:
@@ -132,6 +137,8 @@ def ends_wait(event: Event, *, of_tool: bool) -> bool:
     `of_tool`: the wait is for a tool call.
     """
     body = event.body
+    if type(body) not in _ENDS_WAIT:  # most events: without the slower pattern matching below
+        return False
     match body:
         case ToolCallFailed():
             return body.final
@@ -260,10 +267,10 @@ def _sources(events: Sequence[Event]) -> dict[int, Event]:
     before: dict[int, Event] = {}
     for event in events:
         body = event.body
-        if isinstance(body, OutcomeReused):
+        if type(body) is OutcomeReused:
             at = bisect_right(events, body.of, key=_seq) - 1
             found[body.of] = events[at] if events[at].seq == body.of else before[body.of]
-        elif isinstance(body, CheckpointTaken) and not before:
+        elif type(body) is CheckpointTaken and not before:
             before = {one.seq: one for one in image_in(body).outcomes}
     return found
 
