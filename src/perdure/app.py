@@ -648,7 +648,16 @@ class Perdure:
         return await self._reopen(run_id, to, by=by, reason=reason, dry_run=dry_run, fresh=fresh, add=add, tenant=tenant)
 
     async def _reopen(
-        self, run_id: str, to: int | None, *, by: str, reason: str | None, dry_run: bool, fresh: bool, add: Budget | None, tenant: str | None
+        self,
+        run_id: str,
+        to: int | None,
+        *,
+        by: str,
+        reason: str | None,
+        dry_run: bool,
+        fresh: bool,
+        add: Budget | None,
+        tenant: str | None,
     ) -> Reopened:
         _check_flag(dry_run, "dry_run")
         _check_flag(fresh, "fresh")

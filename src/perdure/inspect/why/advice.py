@@ -226,7 +226,9 @@ class Orders:
         if row.parent is not None:
             root = row.run_id.partition("/")[0]
             more = _add_n(short) if short is not None and short.least else ""
-            return [AdviceStep(self._perdure("retry", root, more=more), f"if run {root} has failed too: let it go on, and with it this child")]
+            return [
+                AdviceStep(self._perdure("retry", root, more=more), f"if run {root} has failed too: let it go on, and with it this child")
+            ]
         try:
             found = reopening(reading.events, retry_point(reading.events), by="preview")
         except PerdureError as error:
