@@ -13,6 +13,7 @@ from tests.conformance.suite_waiting import NOW, SECOND, Hand, approval, asking,
 from perdure.core.budget import Amounts
 from perdure.core.events import (
     AnyBody,
+    BudgetRaised,
     CancelRequested,
     Failure,
     Limits,
@@ -29,6 +30,7 @@ from perdure.core.events import (
     Unsettled,
     Usage,
 )
+from perdure.core.state import fold
 from perdure.errors import AlreadyRunning, Conflict, NotFound, PerdureError, StoreError
 from perdure.store.api import NewRun, Reopen, RowChange, Served, Store
 
@@ -196,6 +198,28 @@ class ReopeningConformance:
         store.reopen([reopening(store, "r", body)], now=LATER)
         (ledger,) = store.ledgers("r")
         assert (ledger.spent, ledger.limits.usd_micros) == (Amounts(usd_micros=300), 1000)
+
+    def test_a_budget_is_raised_in_the_commit_that_reopens_its_run(self, store: Store) -> None:
+        hold(store, "r", budget=Limits(usd_micros=1000, calls=3)).write(FAILED, row=RowChange("failed"))
+        store.reopen([reopening(store, "r", RunReopened("ann", 2), BudgetRaised(Limits(usd_micros=500), "ann"))], now=LATER)
+        (ledger,) = store.ledgers("r")
+        assert (ledger.limits.usd_micros, ledger.limits.calls) == (1500, 3)
+        assert fold(store.read("r")).budget == ledger.limits
+
+    def test_a_raise_of_a_budget_that_the_run_does_not_have_reopens_no_run_of_its_family(self, store: Store) -> None:
+        hand = hold(store, "r", budget=Limits(usd_micros=1000))
+        hand.write(child("r/1"))
+        hand.rest("waiting")
+        _register(store, "w2")
+        _held(store, "r/1", "w2").write(FAILED, row=RowChange("failed"))
+        _held(store, "r", "w2").write(FAILED, row=RowChange("failed"))
+        before = [(found(store, run_id), store.read(run_id)) for run_id in ("r", "r/1")]
+        raised = BudgetRaised(Limits(usd_micros=500), "ann")
+        both = [reopening(store, "r", RunReopened("ann", 2), raised), reopening(store, "r/1", RunReopened("ann", 2), raised)]
+        with pytest.raises(Conflict, match="run r/1 has no budget of its own; the budget of run r applies to it"):
+            store.reopen(both, now=LATER)
+        assert [(found(store, run_id), store.read(run_id)) for run_id in ("r", "r/1")] == before
+        assert store.ledgers("r")[0].limits.usd_micros == 1000
 
     def test_a_run_that_was_ended_by_force_is_reopened(self, store: Store) -> None:
         hold(store, "r").rest("waiting")

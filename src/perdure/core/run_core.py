@@ -1153,7 +1153,7 @@ class RunCore:
         words = over_words(over.what)
         # A call that may have happened is not reported as failed.
         if over.limits.on_exceed == "fail" and unstarted and not lost:
-            yield from self._refuse(call, Failure(kind="over_budget", type="BudgetExceeded", message=words))
+            yield from self._refuse(call, Failure(kind="over_budget", type="BudgetExceeded", message=words, over=over.what))
             return
         self._record(over.what, cause=call.last_seq)
         self._attend("budget", f"call {call.number} ({call.tool}): {words}")

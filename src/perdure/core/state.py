@@ -936,7 +936,7 @@ class Image(Struct, frozen=True, gc=False, omit_defaults=True):
 _IMAGED = tuple(
     name
     for name in Image.__struct_fields__
-    if name in RunState.__struct_fields__ and name not in (*("calls", "open", "asks", "children", "pins", "patches"),)
+    if name in RunState.__struct_fields__ and name not in ("calls", "open", "asks", "children", "pins", "patches")
 )
 
 

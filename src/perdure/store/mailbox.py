@@ -189,6 +189,9 @@ class Mailbox(Part):
             cursor.change("withdraw_approval_of_call", {"run": key, "call": call, "ts": now})
         for one_call in body.unsettled:
             limits.charge(cursor, key, Charge(reserved=NOTHING, spent=amounts_of(one_call.usage)))
+        for raised, _, _ in one.events:
+            if isinstance(raised, BudgetRaised):
+                limits.raise_limits(cursor, key, one.run_id, raised)
         for inbox_id, _, _, data in cursor.all("unread_of_run", (key,)):
             # Delete a cancel or a pause that no worker has read: it was meant for the events that are superseded now.
             if isinstance(body_or_none(data, f"inbox row {inbox_id} of run {one.run_id}"), CancelRequested | RunPaused):
