@@ -40,6 +40,7 @@ from perdure.core.rehearsal import check_edit
 from perdure.core.reopen import reopening, retry_point
 from perdure.core.replay import Frontier, asked_words
 from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
+from perdure.core.taken_back import check_not_taken_back
 from perdure.engine.api import Reading, no_such_run
 from perdure.engine.local import sandbox
 from perdure.errors import AlreadyRunning, Conflict, Diverged, InvalidInput
@@ -231,6 +232,7 @@ class Planner:
         before = fold(events)
         changed = {number: edited_result(before, number, value) for number, value in edits.items()}
         point = fork_point(run_id, events, at, list(changed))
+        check_not_taken_back(before, point, self._load)
         blobs: dict[str, bytes] = {}
 
         def pack(encoded: bytes) -> Payload:
@@ -295,6 +297,7 @@ class Planner:
         by, reason, fresh, add = draft.by, draft.reason, draft.fresh, draft.adding.get(row.run_id)
         ended = self._ended_meanwhile(state)
         found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=ended, state=state, add=add)
+        check_not_taken_back(state, back_to, self._load)
         if found.over is not None:
             draft.over.append(found.over)
         kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes

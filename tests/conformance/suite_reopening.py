@@ -13,6 +13,7 @@ from tests.conformance.suite_waiting import NOW, SECOND, Hand, approval, asking,
 from perdure.core.budget import Amounts
 from perdure.core.events import (
     AnyBody,
+    ApprovalDecided,
     BudgetRaised,
     CancelRequested,
     Failure,
@@ -190,6 +191,36 @@ class ReopeningConformance:
         hand.write(FAILED, row=RowChange("failed"))
         store.reopen([reopening(store, "r", RunReopened("ann", 2))], now=LATER)
         assert [letter.body for letter in store.unread("r")] == [signal]
+
+    def test_what_people_have_posted_and_no_worker_has_read_is_superseded_and_not_lost(self, store: Store) -> None:
+        hand = hold(store, "r")
+        hand.write(asking("old", tool=None), call=1)
+        hand.write(asking("kept", tool=None), call=2)
+        vote(store, "old", "ann")
+        vote(store, "kept", "ann")
+        post(store, "r", CancelRequested("ann", "fraud"))
+        post(store, "r", RunPaused("ann"))
+        store.unregister("w", NOW)  # the worker leaves without having read any of this
+        assert len(store.unread("r")) == 4
+        store.reopen([reopening(store, "r", RunReopened("ann", 2, withdrawn=(1,)))], now=LATER)
+        assert [event.type for event in store.read("r")[-4:]] == ["approval_decided", "cancel_requested", "run_paused", "run_reopened"]
+        assert [(letter.call, type(letter.body)) for letter in store.unread("r")] == [(2, ApprovalDecided)]
+        state = fold(store.read("r"))
+        assert (state.status, state.asks[1].outcome, state.cancel, state.paused) == ("queued", "withdrawn", None, None)
+        # The next post journals what is unread. Each event must be about an approval that is open.
+        post(store, "r", SignalReceived("go", payload("x"), by="ann"))
+        state = fold(store.read("r"))
+        assert (state.asks[1].outcome, state.asks[2].outcome, found(store, "r").status) == ("withdrawn", "approved", "queued")
+
+    def test_a_decision_that_came_after_the_end_of_the_run_is_deleted(self, store: Store) -> None:
+        hand = hold(store, "r")
+        hand.write(asking("old", tool=None), call=1)
+        vote(store, "old", "ann")
+        hand.write(FAILED, row=RowChange("failed"))
+        store.reopen([reopening(store, "r", RunReopened("ann", 2, withdrawn=(1,)))], now=LATER)
+        assert store.unread("r") == []
+        post(store, "r", SignalReceived("go", payload("x"), by="ann"))
+        assert fold(store.read("r")).asks[1].outcome == "withdrawn"
 
     def test_what_superseded_calls_may_have_cost_is_charged(self, store: Store) -> None:
         hand = hold(store, "r", budget=Limits(usd_micros=1000))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.drive_tools import ManualClock, perdure, run
 
-from perdure import Agent, Approval, Budget, Call, Fatal, Outcome, Perdure, Retry, Run, Tool, Usage, agent, tool
+from perdure import Agent, Approval, Budget, Call, Fatal, Outcome, Perdure, Plan, Retry, Run, Step, Tool, Usage, agent, tool
 from perdure.core.events import (
     BudgetRaised,
     CancelRequested,
@@ -872,6 +872,90 @@ def test_fresh_reads_again_and_makes_no_effect_again():
         assert await ended(app) == "succeeded"
         assert world.log == ["look mail", "put one", "look mail"]
         assert fold(await journal(app)).numbers == 2
+
+    scenario(world, a)(test)
+
+
+@pytest.mark.parametrize("back_to", [2, 8])
+def test_fresh_uses_no_approval_twice(back_to: int):
+    world = World()
+    look = world.tool("look", "read", approval=Approval(by=("bob",)))
+
+    @agent(name="a")
+    async def a(run: Run) -> str:
+        seen = str(await look("mail"))
+        world.fail_if_broken()
+        return seen
+
+    async def begin(app: Perdure) -> None:
+        (asked,) = await app.approvals()
+        await app.approve(asked.approval, by="bob")
+        assert await ended(app) == "failed"
+
+    async def test(app: Perdure) -> None:
+        assert seq_of(await journal(app), ToolCallInitiated) == 8
+        world.bug = False
+        await app.rewind("r", back_to, fresh=True)
+        assert await ended(app) == "succeeded"
+        assert world.log == ["look mail"]
+
+    scenario(world, a, begin=begin)(test)
+
+
+# -- calls that the run has undone itself --------------------------------------------------------------------------------
+@pytest.mark.parametrize("undo_ends", [True, False])
+def test_a_run_does_not_go_back_behind_its_own_undo(undo_ends: bool):
+    world = World()
+    charge, ship = world.tool("charge", "once"), world.tool("ship")
+    world.broken["ship parcel"] = refused
+
+    @charge.compensate
+    async def uncharge(what: str) -> None:
+        world.log.append(f"uncharge {what}")
+        if not undo_ends:
+            raise ValueError("the line broke")  # it may have happened
+
+    selling = Plan(
+        "selling", [Step("pay", charge, {"what": "bill"}), Step("send", ship, {"what": "parcel"}, after=["pay"], on_failure="undo")]
+    )
+
+    async def test(app: Perdure) -> None:
+        world.broken.clear()
+        done, written = [*world.log], await journal(app)
+        assert done == ["charge bill", "uncharge bill"]
+        if undo_ends:  # if not, a retry continues with the undo
+            with pytest.raises(Conflict, match="perhaps to clean up"):
+                await app.retry("r")
+        first_undo = next(event.seq for event in written if event.call == 3)
+        for back_to in range(1, first_undo):
+            with pytest.raises((Conflict, InvalidInput)) as error:
+                await app.rewind("r", back_to)
+            if isinstance(error.value, Conflict):
+                how = "has" if undo_ends else "may have"
+                assert f"after it the run {how} undone call 1 (charge) itself, with call 3" in str(error.value)
+        with pytest.raises(Conflict, match=r"undone call 1 \(charge\) itself"):
+            await app.live_fork("r", at=2, id="f")
+        assert (world.log, await journal(app)) == (done, written)
+
+    scenario(world, selling)(test)
+
+
+def test_costs_have_what_a_superseded_call_in_doubt_may_have_cost():
+    world = World()
+
+    @tool(effect="once", retry=_ONCE, cost=0.30)
+    async def pay(what: str) -> None:
+        raise ConnectionResetError("the line broke")  # it may have happened
+
+    @agent(name="a", budget=Budget(usd=1.0))
+    async def a(run: Run) -> None:
+        await pay("bill")
+
+    async def test(app: Perdure) -> None:
+        await app.rewind("r", 2)
+        await app.drive("r", wait=False)
+        (row,) = app.store.costs("agent")
+        assert row.usd_micros == 300_000
 
     scenario(world, a)(test)
 

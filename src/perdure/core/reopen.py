@@ -31,7 +31,7 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.core.history import History, ends_wait, history, inherited, is_stated, life_at
-from perdure.core.state import CallState, RunState, fold, is_certain_end, is_repeatable, is_repeatable_class, unsettled
+from perdure.core.state import CallState, RunState, fold, is_certain_end, is_made_anew, is_repeatable, is_repeatable_class, unsettled
 from perdure.errors import Conflict, InvalidInput
 
 _NONE: Mapping[int, ChildFinished] = MappingProxyType({})
@@ -244,7 +244,7 @@ def _check_nothing_since(state: RunState, requests: Sequence[Event], since: Even
 
 def _is_of_call(end: Event) -> bool:
     body = end.body
-    return isinstance(body, RunFailed) and "ToolFailed" in (body.failure.type, *body.failure.lineage)
+    return isinstance(body, RunFailed) and not {"ToolFailed", "PlanFailed"}.isdisjoint((body.failure.type, *body.failure.lineage))
 
 
 def _is_failure(event: Event) -> bool:
@@ -276,9 +276,9 @@ def _is_tried_again_of(state: RunState, number: int, fresh: bool) -> bool:
 
 def _is_tried_again(call: CallState, fresh: bool) -> bool:
     if call.inherited:
-        return is_repeatable_class(call) and (fresh if call.phase == "completed" else call.approval is None)
+        return is_repeatable_class(call) and call.approval is None and (fresh or call.phase != "completed")
     if call.phase == "completed":
-        return fresh and call.effect == "read"
+        return is_made_anew(call, fresh)
     # A used approval stays used. So a call with an approval keeps its failure, and the agent may make a new call. But
     # if the call may have happened, it is in doubt, and the doubt must be settled.
     return call.phase == "failed" and call.begun and not is_certain_end(call) and (call.approval is None or not is_repeatable(call))

@@ -981,6 +981,11 @@ _encode_image = msgspec.json.Encoder(enc_hook=lambda _: None).encode
 _decode_image = msgspec.json.Decoder(Image, dec_hook=lambda _, __: _NO_KEYS).decode
 
 
+def is_made_anew(call: CallState, fresh: bool) -> bool:
+    """With `--fresh`, is this completed call made again? Not under an approval: it was granted for one execution."""
+    return fresh and call.phase == "completed" and call.effect == "read" and call.approval is None
+
+
 def is_repeatable_class(call: CallState) -> bool:
     """Does its effect class allow any number of attempts?"""
     return call.effect in ("read", "idempotent", "transaction")
