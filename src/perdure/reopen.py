@@ -15,8 +15,20 @@ from msgspec import Struct, UnsetType
 
 from perdure import shell
 from perdure.agent import Agent
+from perdure.control import check_helps
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunFailed, RunForked, RunSucceeded, Usage
+from perdure.core.events import (
+    AnyBody,
+    BudgetExceeded,
+    ChildFinished,
+    Event,
+    Limits,
+    RunAdopted,
+    RunFailed,
+    RunForked,
+    RunSucceeded,
+    Usage,
+)
 from perdure.core.fork import LiveFork as Forked
 from perdure.core.fork import check_copies, edited_result, fork_point, live_fork
 from perdure.core.history import history
@@ -27,6 +39,7 @@ from perdure.core.rehearsal import check_edit
 from perdure.core.reopen import reopening, retry_point
 from perdure.core.replay import Frontier, asked_words
 from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
+from perdure.core.taken_back import check_not_taken_back
 from perdure.engine.api import Reading, no_such_run
 from perdure.engine.local import sandbox
 from perdure.errors import AlreadyRunning, Conflict, Diverged, InvalidInput
@@ -66,6 +79,7 @@ class Reopened(Struct, frozen=True):
     next: list[str]  # what the agent asks for first, in words
     used: Usage  # what the run has used so far
     children: list[Reopened]  # the children that go on too
+    added: Limits | None = None  # what is added to the run's own budget
 
 
 class LiveFork(Struct, frozen=True):
@@ -97,6 +111,18 @@ class Plan(Struct, frozen=True):
 
     reopened: Reopened
     runs: Sequence[Reopen]
+    raised: Sequence[str]  # the runs whose budgets are raised
+
+
+class _Draft(Struct, frozen=True):
+    """A plan in the making, for a run and the children that go on with it."""
+
+    by: str
+    reason: str | None
+    fresh: bool
+    adding: Mapping[str, Limits] = {}  # run → what is added to its budget
+    runs: list[Reopen] = []
+    over: list[BudgetExceeded] = []  # the budgets that stopped these runs
 
 
 def check_reopens(row: RunRow) -> None:
@@ -144,9 +170,13 @@ class Planner:
         reason: str | None,
         fresh: bool,
         tenant: str | None,
+        add: Limits | None = None,
         agent: Agent[Any, Any] | None = None,
     ) -> Plan:
         """The plan to go back to the event `to`. If `to` is None, to the event to which a retry goes back.
+
+        `add` is added to each budget that stopped the run, or a child that goes on too. If there is none, it is added
+        to the run's own budget.
 
         Errors: NotFound, Conflict, InvalidInput, AlreadyRunning; UnknownAgent; Diverged if the code asks for other
         calls than the journal has up to that point.
@@ -154,9 +184,27 @@ class Planner:
         row = self._row(run_id, tenant)
         check_reopens(row)
         sandbox.guard()  # an agent must not do I/O while it is replayed either
-        runs: list[Reopen] = []
-        agent = agent or self._agent_of(row.agent)
-        return Plan(self._reopened(row, to, by, reason, fresh, agent, runs), runs)
+        agent, draft = agent or self._agent_of(row.agent), _Draft(by, reason, fresh)
+        reopened = self._reopened(row, to, agent, draft)
+        if add is not None:
+            # Only the plan says which runs go on, and which budgets have stopped them. So it is made again, with the raise.
+            draft = _Draft(by, reason, fresh, self._adding(row.run_id, to, add, draft))
+            reopened = self._reopened(row, to, agent, draft)
+        return Plan(reopened, draft.runs, list(draft.adding))
+
+    def _adding(self, run_id: str, to: int | None, add: Limits, draft: _Draft) -> dict[str, Limits]:
+        """Run → what is added to its own budget. Conflict if there is no such budget, or if this does not help."""
+        here = {one.run_id for one in draft.runs}
+        # A fork has copies of events that name the budget of another run.
+        over = [one for one in draft.over if one.budget_of in here]
+        verb = shell.command("retry", run_id) if to is None else f"{shell.command('rewind', run_id)} --to {to}"
+        stopped: list[tuple[str, BudgetExceeded | None]] = [(one.budget_of, one) for one in over]
+        for owner, why in stopped or [(run_id, None)]:
+            own = next((ledger for ledger in self._reading.ledgers(owner) if ledger.run_id == owner), None)
+            if own is None:
+                raise Conflict(f"run {owner} has no budget, so nothing can be added to it")
+            check_helps(run_id, own, add, why, verb)
+        return dict.fromkeys((one.budget_of for one in over), add) or {run_id: add}
 
     def fork(
         self,
@@ -186,6 +234,7 @@ class Planner:
         before = fold(events)
         changed = {number: edited_result(before, number, value) for number, value in edits.items()}
         point = fork_point(run_id, events, at, list(changed))
+        check_not_taken_back(before, point, self._load)
         packing = Packing(inline_bytes, self._load)
         given = None if isinstance(input, UnsetType) else packing.pack(agent.bind((), input))
         made = RunForked(new_id, run_id, point, row.head.hex(), by, reason, tuple(sorted(changed)), given is not None)
@@ -234,9 +283,7 @@ class Planner:
             raise no_such_run(run_id, self._reading)
         return row
 
-    def _reopened(
-        self, row: RunRow, to: int | None, by: str, reason: str | None, fresh: bool, agent: Agent[Any, Any], runs: list[Reopen]
-    ) -> Reopened:
+    def _reopened(self, row: RunRow, to: int | None, agent: Agent[Any, Any], draft: _Draft) -> Reopened:
         if row.status == "running" or row.holder is not None:
             raise AlreadyRunning(f"run {row.run_id} is held by a worker", hint=f"pause it first: {shell.command('pause', row.run_id)}")
         if self._reading.get(undo_id(row.run_id)) is not None:
@@ -244,12 +291,17 @@ class Planner:
         events = self._reading.read(row.run_id)
         state = fold(events)
         back_to = retry_point(events, state) if to is None else to
-        found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=self._ended_meanwhile(state), state=state)
+        by, reason, fresh, add = draft.by, draft.reason, draft.fresh, draft.adding.get(row.run_id)
+        ended = self._ended_meanwhile(state)
+        found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=ended, state=state, add=add)
+        check_not_taken_back(state, back_to, self._load)
+        if found.over is not None:
+            draft.over.append(found.over)
         kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes
         bodies, frontier, state, whole = self._fitting(agent, row, events, state, found.bodies, by, reason)
         version = agent.version if agent.version != row.version else None
         hooks = self._hooks(agent, state, whole, frontier, found.superseded)
-        runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
+        draft.runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
             row.run_id,
             found.back_to,
@@ -262,9 +314,9 @@ class Planner:
             next=list(_next(frontier, state, fresh)),
             used=state.used,
             children=[
-                self._reopened(self._row(child), None, by, reason, fresh, self._agent_of_child(child, frontier, state), runs)
-                for child in found.children
+                self._reopened(self._row(child), None, self._agent_of_child(child, frontier, state), draft) for child in found.children
             ],
+            added=add,
         )
 
     def _fitting(

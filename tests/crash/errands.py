@@ -12,7 +12,7 @@ from typing import Any
 from tests.crash import fate, paid
 from tests.crash.ledger import Ledger
 
-from perdure import Call, Outcome, Run, Tool, ToolFailed, agent, tool
+from perdure import Budget, Call, Outcome, Run, Tool, ToolFailed, agent, tool
 
 ORDER = "order"
 OUTPUT = {"before": "before seen", "receipt": f"{ORDER} done", "after": "after seen"}
@@ -142,6 +142,12 @@ async def crossing(run: Run, kind: str) -> dict[str, str]:
         await run.checkpoint({"before": before, **({"receipt": order.result()} if order is not None and order.done() else {})})
     receipt = done["receipt"] if order is None else await order
     return {"before": done["before"], "receipt": receipt, "after": await look("after")}
+
+
+@agent(version="1", budget=Budget(calls=2, on_exceed="fail"))
+async def allowance(run: Run, kind: str) -> dict[str, str]:
+    """A look, the call under test, a look that the budget does not cover."""
+    return {"before": await look("before"), "receipt": await TOOLS[kind](ORDER), "after": await look("after")}
 
 
 @agent(version="1")

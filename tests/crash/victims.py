@@ -44,6 +44,7 @@ AGENTS: dict[str, Agent[Any, Any]] = {
             errands.branch,
             errands.errand,
             errands.mishap,
+            errands.allowance,
             errands.lives,
             errands.crossing,
         ),

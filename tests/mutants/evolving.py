@@ -64,6 +64,17 @@ EVOLVING = (
         says="Failed",
     ),
     Mutant(
+        name="an_approved_call_goes_on_with_other_arguments",
+        guard="a run is not adopted if a call that waits for an approval would get other arguments, also without a frame",
+        promise="G9",
+        file="agent.py",
+        where="Agent.adoption",
+        old="        _check_approved_arguments(self, frontier, after, load)\n",
+        new="",
+        red="tests/unit/test_drive_versions.py::test_a_call_that_waits_for_an_approval_keeps_the_arguments_that_people_are_asked_about[True]",
+        says="Failed",
+    ),
+    Mutant(
         name="an_adoption_ignores_what_happened_meanwhile",
         guard="a run that has moved on since its code was checked is not adopted",
         promise="G12",

@@ -333,7 +333,7 @@ FORK = (
         promise="T35",
         file="core/reopen.py",
         where="_is_tried_again",
-        old='        return is_repeatable_class(call) and (fresh if call.phase == "completed" else call.approval is None)\n',
+        old='        return is_repeatable_class(call) and call.approval is None and (fresh or call.phase != "completed")\n',
         new='        return call.phase == "failed"\n',
         red=_UNPROVEN,
         store="sqlite",

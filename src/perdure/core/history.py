@@ -43,6 +43,7 @@ from perdure.core.events import (
     ApprovalExpired,
     ApprovalRequested,
     ApprovalWithdrawn,
+    BudgetRaised,
     CallAnswered,
     CallRequestedAgain,
     CancelRequested,
@@ -354,7 +355,7 @@ def _seq(event: Event) -> int:
 def _end_of_commit(events: Sequence[Event], place: int) -> int:
     """The seq of the last event in the commit of the `run_reopened` at this place."""
     reopened = events[place].seq
-    beside = (OutcomeReused, RunAdopted, FrameChanged, ChildFinished)
+    beside = (OutcomeReused, RunAdopted, FrameChanged, BudgetRaised, ChildFinished)
     while place + 1 < len(events) and isinstance(events[place + 1].body, beside) and events[place + 1].cause == reopened:
         place += 1
     return events[place].seq
