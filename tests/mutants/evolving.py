@@ -85,6 +85,16 @@ EVOLVING = (
         says="IndexError",
     ),
     Mutant(
+        name="a_recorded_turn_takes_a_checkpoint_of_now",
+        guard="a turn that was recorded with an old frame takes no checkpoint that the old frame did not take",
+        promise="G12",
+        file="agents/react/agent.py",
+        where="ReAct._converse",
+        old="                and recorded.current() is None\n",
+        new="",
+        red=f"{EVOLVE}a_frame_changes_also_when_checkpoints_are_taken_before_or_after_it[None-1]",
+    ),
+    Mutant(
         name="a_declared_budget_is_forgotten",
         guard="a run that was started by name has the budget that its agent's code declares, before its first call",
         promise="G14",

@@ -11,7 +11,7 @@ from tests.unit.react_tools import ByTurn, add, app_of, lookup, texts, wants
 
 from perdure import Approval, Call, Conflict, Diverged, Perdure, ReAct, Run, agent, tool
 from perdure.core import codec
-from perdure.core.events import FrameChanged, PinChanged, RunAdopted, SignalReceived
+from perdure.core.events import CheckpointTaken, FrameChanged, PinChanged, RunAdopted, SignalReceived
 from perdure.core.state import fold
 from perdure.inspect.replay import Same, compare
 from perdure.inspect.verify import verify_run
@@ -330,6 +330,31 @@ def test_an_agent_that_is_a_tool_may_be_gone_when_its_child_has_ended_and_not_be
             await app.adopt("r")
             await app.signal("r/2", "go")
             assert await app.handle("r").result() == "done"
+
+    run(main())
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 1), (1, None)])
+def test_a_frame_changes_also_when_checkpoints_are_taken_before_or_after_it(tmp_path: Path, before: int | None, after: int | None) -> None:
+    code = new("done", checkpoint_bytes=after)
+
+    async def main() -> None:
+        await parked(tmp_path / "db", old(FIRST, SECOND, checkpoint_bytes=before))
+        async with app_of(tmp_path / "db", code) as app:
+            taken = len(bodies(app, CheckpointTaken))
+            assert taken == (before is not None)
+            (asked,) = await app.approvals(run_id="r")
+            await app.adopt("r", by="ann")
+            await app.approve(asked.approval, by="ann")
+            assert (await app.engine.drive("r")).status == "succeeded"
+            assert PAID == [("o-1", 500)]
+            # The turns before the change ended no life that the old code did not end.
+            changed = next(event.seq for event in app.store.read("r") if isinstance(event.body, FrameChanged))
+            checkpoints = [event.seq for event in app.store.read("r") if isinstance(event.body, CheckpointTaken)]
+            assert len([seq for seq in checkpoints if seq > changed]) == (after is not None)
+            replays(app, code)
+            row = app.store.get("r")
+            assert row is not None and verify_run(app.store, row).problem is None
 
     run(main())
 

@@ -340,7 +340,7 @@ class RunCore:
         self._due: list[int] = []  # calls whose intent is recorded: they begin after the next append
         self._running: set[int] = set()  # calls with an attempt under way
         self._hooks: dict[int, int] = {}  # → the attempt that the reconcile hook is being asked about
-        self._hook_due: dict[int, int] = {}  # → when the hook is asked (monotonic)
+        self._hook_due: dict[int, int] = {}  # → the monotonic time at which the hook is to be asked
         self._waits: dict[int, int] = {}  # → when the call is considered again
         self._places: dict[int, int] = {}  # → the reserved start time of the call under its rate limit
         self._short: dict[int, int] = {}  # → since when the call has waited for money that other calls have reserved

@@ -326,7 +326,7 @@ class _Talk:
         return {"messages": msgspec.to_builtins(self.messages), "turn": turn, "reasked": list(reasked), "prompt": self._prompt}
 
     def has_outgrown(self, limit: int) -> bool:
-        """Is it time for a checkpoint? Each one stores the whole conversation, so that it has to grow by as much as it had."""
+        """Is it time for a checkpoint? It stores the whole conversation, so the conversation must have doubled since the last one."""
         self._bytes += _size(self.messages[self._measured :])
         self._measured = len(self.messages)
         return self._bytes - self._begun_bytes > max(limit, self._begun_bytes)
