@@ -223,9 +223,12 @@ def test_what_is_open_goes_on_and_is_the_same_when_it_is_asked_for_again(url: st
 
 
 def test_a_call_that_the_next_life_does_not_ask_for_ends_before_the_run(url: str, store: Store) -> None:
+    begun, gate = asyncio.Event(), asyncio.Event()
+
     @tool(effect="once")
     async def slow(what: str) -> str:
-        await asyncio.sleep(0.4)
+        begun.set()
+        await gate.wait()
         DONE.append(what)
         return what
 
@@ -233,14 +236,22 @@ def test_a_call_that_the_next_life_does_not_ask_for_ends_before_the_run(url: str
     async def leaving(run: Run) -> str:
         if run.restored is None:
             left = asyncio.create_task(slow("left"))
-            await asyncio.sleep(0.05)
+            await run.receive("begun")
             assert not left.done()
             await run.checkpoint(1)
         return "done"
 
     async def main_() -> str:
-        async with Perdure(url, agents=[leaving]) as app:
-            told: str = await app.run(leaving, id="r")
+        async with Perdure(url, agents=[leaving]) as app, asyncio.timeout(60):
+            handle = await app.start(leaving, id="r")
+            driving = asyncio.create_task(app.drive("r"))
+            await begun.wait()
+            await app.signal("r", "begun", 1)
+            while not any(isinstance(event.body, CheckpointTaken) for event in await handle.events()):
+                await asyncio.sleep(0.01)
+            gate.set()
+            await driving
+            told: str = await handle.result()
             return told
 
     assert asyncio.run(main_()) == "done"

@@ -184,7 +184,7 @@ def _stubborn(url: str, leave_at: int | None = None) -> tuple[int, list[int], st
 
     A worker takes it as far as the look `leave_at`, and another one goes on.
     """
-    looks = 0
+    looks, leave = 0, asyncio.Event()
 
     @tool(effect="read")
     async def look_again(page: int) -> str:
@@ -199,8 +199,6 @@ def _stubborn(url: str, leave_at: int | None = None) -> tuple[int, list[int], st
     )
 
     async def main() -> tuple[int, list[int], str]:
-        nonlocal leave
-        leave = asyncio.Event()
         async with Perdure(url, agents=[agent]) as app:
             await app.start(agent, "look", id="r")
             await app.engine.drive("r", wait=False, stop=leave)
@@ -214,7 +212,6 @@ def _stubborn(url: str, leave_at: int | None = None) -> tuple[int, list[int], st
                     after.append(done)
             return looks, after, str(row.error)
 
-    leave: asyncio.Event
     return asyncio.run(main())
 
 
