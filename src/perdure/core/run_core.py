@@ -653,6 +653,8 @@ class RunCore:
         if self._machine is None:
             self._machine = self._code.machine_of(state, self._load, self._settings.max_steps)
             frontier = replay(self._machine, events, self._load)
+            if frontier.in_the_way is not None:  # the code of this version has changed since a person let it go on with the run
+                raise Diverged(f"this code cannot go on with the run: {frontier.in_the_way}", seq=state.seq)
             # What an earlier life has left, and had stopped to wait for, is not wanted.
             left = {
                 number for number in self._open_numbers() if number not in frontier.calls and number not in self._machine.earlier.requests

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from perdure.agent import Agent, AgentFunction, BuiltAgent
-from perdure.agents.react import frames
-from perdure.agents.react.frames import RecordedFrames, RecordedKit
+from perdure.agents import frames
+from perdure.agents.react.frames import RecordedFrames, RecordedKit, change
 from perdure.agents.react.toolbox import Kit, NotCallable, Toolbox
 from perdure.agents.react.turns import (
     ANSWER_TAKEN,
@@ -203,7 +203,7 @@ class ReAct(BuiltAgent[..., Any]):
     def frame_change(
         self, state: RunState, events: Sequence[Event], load: Callable[[Payload], bytes], *, by: str, note: str | None
     ) -> FrameChanged | None:
-        return frames.change(self.version, state, events, load, by=by, note=note)
+        return change(self.version, state, events, load, by=by, note=note)
 
     def check_open_calls(self, frontier: Frontier, state: RunState, load: Callable[[Payload], bytes]) -> None:
         frames.check_open_calls(self.name, self.version, frontier, state, load)
