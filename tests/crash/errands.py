@@ -48,6 +48,13 @@ async def look(what: str, call: Call) -> str:
     return f"{what} seen"
 
 
+@tool(effect="idempotent")
+async def deadly(what: str, call: Call) -> None:
+    """Kills the worker that performs it."""
+    Ledger.here().note("begun", what, call)
+    fate.die()
+
+
 @tool(effect="read")
 async def read(what: str, call: Call) -> str:
     return await do(what, call)
@@ -130,6 +137,16 @@ async def lives(run: Run, kind: str) -> dict[str, str]:
     if "receipt" not in done:
         await run.checkpoint({**done, "receipt": await TOOLS[kind](ORDER)})
     return {**done, "after": await look("after")}
+
+
+@agent(version="1")
+async def doomed(run: Run, rounds: int) -> None:
+    """Some lives with an effect each, and then a call that kills its worker."""
+    done: int = run.restored or 0
+    if done < rounds:
+        await idempotent(f"round {done}")
+        await run.checkpoint(done + 1)
+    await deadly("last")
 
 
 @agent(version="1")

@@ -47,6 +47,7 @@ AGENTS: dict[str, Agent[Any, Any]] = {
             errands.allowance,
             errands.lives,
             errands.crossing,
+            errands.doomed,
         ),
         *(petitions.petition, petitions.vigil, petitions.forum, petitions.council),
         *(late.orderer, late.holder),

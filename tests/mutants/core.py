@@ -809,6 +809,17 @@ CORE = (
         store="sqlite",
     ),
     Mutant(
+        name="a_worker_counts_circles_beyond_a_checkpoint",
+        guard="a worker that goes on after a checkpoint counts circles as one that resumes there: from the checkpoint on",
+        promise="G5",
+        file="core/run_core.py",
+        where="RunCore._take_checkpoint",
+        old="            self._watch = CircleWatch(self._code.circles)\n        left =",
+        new="            pass\n        left =",
+        red="tests/unit/test_react_checkpoints.py::test_a_circle_is_counted_within_a_life_and_a_resume_counts_the_same",
+        store="sqlite",
+    ),
+    Mutant(
         name="new_calls_get_the_numbers_of_superseded_ones",
         guard="after a rewind new calls get numbers above all numbers so far",
         promise="T35",

@@ -837,6 +837,17 @@ STORE = (
         store="sqlite",
     ),
     Mutant(
+        name="events_are_removed_from_a_run_that_a_worker_holds",
+        guard="the events before a checkpoint stay as long as a worker holds the run: it may be reading them",
+        promise="G1",
+        file="store/pruning.py",
+        where="remove_before_checkpoint",
+        old="            if place is None or row.holder is not None or place[0] < 3",
+        new="            if place is None or place[0] < 3",
+        red="tests/crash/test_checkpoints_killed.py::test_events_before_a_checkpoint_stay_while_a_worker_holds_the_run[sqlite]",
+        store="sqlite",
+    ),
+    Mutant(
         name="a_raise_with_a_retry_is_in_no_ledger",
         guard="the commit that reopens a run raises its budget, if its events say so",
         promise="G14",

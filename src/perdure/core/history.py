@@ -196,9 +196,11 @@ class History(Struct, frozen=True):
 
 
 def history(events: Sequence[Event], until: int | None = None, state: RunState | None = None) -> History:
-    """The part of a journal that the agent knows. `until`: that it knew at this event, if no later one reopened the run.
+    """What the agent knows of a journal: the events of its last life, without those that were superseded.
 
-    `state`: the fold of these events, if the caller has it.
+    `until`: the life that the agent had at this event, instead of its last one. Then `events` has to end before the next
+    `run_reopened`, because that supersedes events that the agent knew at this time.
+    `state`: the fold of `events`, if the caller has it and `events` ends with the commit of a `run_reopened`.
     The events between the first one and a checkpoint may be left out, if they are not needed or were removed.
     """
     kinds = set(map(type, map(_body, events)))  # a comprehension would take three times as long
@@ -211,7 +213,9 @@ def history(events: Sequence[Event], until: int | None = None, state: RunState |
 
 def _with_branches(events: Sequence[Event], until: int | None, state: RunState | None) -> History:
     reopened = sum(type(event.body) is RunReopened for event in events)
-    # What is asked of the state at a `run_reopened` is the same after it. So with one of them, the fold of all events will do.
+    # The loop needs the state of the calls, approvals and children at each `run_reopened`. The other events of its commit
+    # change none of them. So if the journal ends with the commit of its only `run_reopened`, the given state is the one
+    # that the loop needs, and no event has to be folded here.
     folded, state = state is not None and reopened == 1, state if state is not None and reopened == 1 else RunState()
     kept: list[Event] = []
     branches: list[Branch] = []
