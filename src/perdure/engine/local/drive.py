@@ -63,6 +63,7 @@ from perdure.core.steps import (
 from perdure.core.steps import StepAppend as CoreAppend
 from perdure.engine.artifacts import Vaults
 from perdure.engine.clock import Clock
+from perdure.engine.counts import Counts
 from perdure.engine.local.attempts import Attempt, perform_in_transaction, reconcile
 from perdure.engine.local.limits import Debts, OneAtATime, answer, look
 from perdure.engine.local.progress import ProgressKeeper
@@ -112,6 +113,7 @@ class Host(Protocol):
     group: GroupCommit
     commits_here: bool
     entered: str | None
+    counts: Counts
 
     @property
     def transacting(self) -> bool: ...
@@ -265,6 +267,8 @@ class Drive:
                         step = core.step(given, host.clock.now(), int(now_s * 1_000_000), more=bool(inputs))
                     finally:
                         host.entered = None
+                    if type(given) is JournalRead:
+                        host.counts.replay_s.add(host.loop.time() - now_s)
                     if step == _NOTHING:
                         break  # the common case: the append is durable, and the end of its attempt is the next input
                     self._carry_out(step)
@@ -430,6 +434,7 @@ class Drive:
             deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
             tenant=self._row.tenant,
             actor=self._row.actor,
+            agent=self._row.agent,
             connection=connection,
             last_progress=None if begin.last_progress is None else codec.decode(begin.last_progress),
             on_heartbeat=heard,
@@ -501,6 +506,7 @@ class Drive:
             return
         try:
             said: Appended | Exception = host.store.append([append])[0]
+            host.counts.batch.add(1)
         except Exception as error:
             said = error
         self._answered(append, said)
@@ -513,6 +519,7 @@ class Drive:
         if self.over:
             return
         if isinstance(said, Committed):
+            self._host.counts.commit_s.add(time.monotonic() - self._sent_s)
             self._durable(append, None)
         elif isinstance(said, Refused):
             self._refused(append, said.why)
@@ -573,6 +580,7 @@ class Drive:
                 if type(durable.event.body) not in _PLAIN:
                     host.committed(self.run_id, sealed)
                     break
+            host.counts.appended(self._row.agent, self._row.queue, core.state, sealed)
             if host.observers:
                 host.observe(self.run_id, sealed)
             sent_s = self._sent_s
@@ -630,6 +638,7 @@ class Drive:
         def looked(found: tuple[RunRow | None, Sequence[InboxRow]] | Exception) -> None:
             row, post = (None, ()) if isinstance(found, Exception) else found
             ours = row is not None and (row.holder, row.epoch, row.seq) == (lease.worker, lease.epoch, append.expected_seq)
+            self._host.counts.fenced_writes += not ours
             if not self.over:
                 self._feed(AppendRefused(why, ours, post))
 
