@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import platform
 import socket
 import threading
@@ -497,8 +498,10 @@ class MetricsServer:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = socket.create_server((host, port), family=family, backlog=64)
         except OSError as error:
+            # Not `strerror` alone: for a busy port it says the address a second time.
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
             raise InvalidInput(
-                f"cannot serve metrics on {self._address}: {error.strerror or error}; choose another address, or stop the process that uses it"
+                f"cannot serve metrics on {self._address}: {why}; choose another address, or stop the process that uses it"
             ) from None
         self.port = self._socket.getsockname()[1]
         self._pulse = _Pulse(asyncio.get_running_loop(), self._lag)
