@@ -123,8 +123,9 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _plain(value: Any) -> Any:
-    plain = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
-    return value if plain else _repr(value)
+    if isinstance(value, int):
+        return value if abs(value) < 2**64 else _repr(value)  # Python shows no integer of thousands of digits
+    return value if value is None or isinstance(value, str) or (isinstance(value, float) and math.isfinite(value)) else _repr(value)
 
 
 def _repr(value: Any) -> str:
