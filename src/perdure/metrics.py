@@ -402,8 +402,7 @@ class Metrics:
                 return "the worker drains"
             self._open.answer(READY_S)
         except (StoreError, InvalidInput) as error:
-            # Without the address of the database: this text is for everyone who reaches the port.
-            return f"the database: {error}"
+            return str(error)  # without the address of the database: everyone who reaches the port reads this text
         except Exception as error:
             return f"{type(error).__name__}: {describe(error).message}"
         return None

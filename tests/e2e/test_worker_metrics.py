@@ -327,7 +327,7 @@ def test_a_worker_is_not_ready_while_its_database_does_not_answer(tmp_path: Path
             worker = floor.worker(PERDURE_ANSWER_S="2")
             worker.until_ready()
             proxy.silence("to client", "to server")
-            worker.until_not("/readyz", "the database:")
+            worker.until_not("/readyz", "the database")
             assert worker.get("/livez")[0] == 200
             proxy.speak()
             worker.until_ready()

@@ -296,7 +296,7 @@ def test_an_observer_that_fails_is_logged_and_neither_the_run_nor_the_other_obse
     def broken(run_id: str, events: Sequence[Event]) -> None:
         raise ValueError(f"about {run_id}")
 
-    async def main() -> int:
+    async def main() -> Any:
         async with perdure(None, [echo], observers=[broken, lambda _, events: heard.extend(event.seq for event in events)]) as app:
             return await app.run(echo, 1, id="r")
 

@@ -171,6 +171,24 @@ def test_a_replay_and_a_closed_machine_log_nothing(tmp_path: Path, kept: Kept, c
     ]
 
 
+def test_run_log_is_silent_in_a_replay_without_any_filter(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings(cache_runs=0, park_after_s=0, poll_s=0.01)
+
+    async def main() -> None:
+        for step in range(3):
+            async with Perdure(f"sqlite:///{tmp_path}/db", [waiting], settings=settings) as app:
+                if step == 0:
+                    await app.start(waiting, id="r")
+                else:
+                    await app.signal("r", "word", f"w{step}")
+                await app.drive("r", wait=False)
+
+    with caplog.at_level(logging.INFO, "perdure.agent"):
+        run(main())
+    said = [record.getMessage() for record in caplog.records if record.name == "perdure.agent"]
+    assert said == ["begins, by run.log", "has heard w1"]
+
+
 def test_the_word_of_the_caller_counts_more_than_the_filter(kept: Kept) -> None:
     log.info("about another run", extra={"run": "other"})
     assert kept.records[0].run == "other"  # type: ignore[attr-defined]

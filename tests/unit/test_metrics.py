@@ -17,8 +17,9 @@ from tests import exposition
 from tests.exposition import Read
 from tests.unit.drive_tools import perdure, run
 
-from perdure import Call, InvalidInput, Perdure, Retry, Run, Settings, agent, metrics, tool
+from perdure import Agent, Call, InvalidInput, Perdure, Retry, Run, Settings, agent, metrics, tool
 from perdure.engine.counts import MOST_VALUES, Counter, Histogram, LabelValues
+from perdure.errors import StoreUnavailable
 from perdure.metrics import FAMILIES, Metrics, MetricsServer
 
 PATIENCE_S = 60.0
@@ -57,7 +58,7 @@ async def asker(run: Run) -> str:
     return await guarded()
 
 
-AGENTS = [trier, doubter, asker]
+AGENTS: list[Agent[Any, Any]] = [trier, doubter, asker]
 
 
 async def read(metrics_of: Metrics, *, openmetrics: bool = False) -> Read:
@@ -158,6 +159,23 @@ def test_a_database_that_is_gone_leaves_the_counters_and_says_so(tmp_path: Path)
             assert now.value("perdure_claims_total") == 1
 
     run(main())
+
+
+def test_a_question_that_is_never_answered_is_given_up_and_asked_only_once() -> None:
+    never, asked = threading.Event(), list[int]()
+
+    def ask() -> None:
+        asked.append(1)
+        never.wait(PATIENCE_S)
+
+    question = metrics._Question(ask, 0.0)
+    begun_s = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match=r"has not answered within 0\.1 s"):
+            question.answer(0.1)
+    assert time.monotonic() - begun_s < PATIENCE_S / 2
+    assert asked == [1]
+    never.set()
 
 
 # -- the format -------------------------------------------------------------------------------------------------------
@@ -291,6 +309,44 @@ def test_odd_requests_get_no_answer_or_an_error_and_the_server_goes_on(tmp_path:
         assert await asyncio.to_thread(served.say, b"GET / HTTP/1.1\r\nX: " + 100_000 * b"x") == b""
         assert await asyncio.to_thread(served.say, b"GET /livez HTTP/1.1\r\n") == b""  # its end never comes
         assert await served.get("/livez") == (200, "ok\n")
+
+    serving(tmp_path, check)
+
+
+def test_a_client_that_drips_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_REQUEST_S", 1.0)
+
+    def drip(port: int) -> float:
+        begun_s = time.monotonic()
+        with socket.create_connection(("127.0.0.1", port), timeout=0.1) as client:
+            while time.monotonic() - begun_s < 20.0:
+                try:
+                    client.sendall(b"x")  # no single read of the server takes long
+                    if client.recv(100) == b"":
+                        break
+                except TimeoutError:
+                    pass
+                except OSError:
+                    break
+        return time.monotonic() - begun_s
+
+    async def check(app: Perdure, served: Served) -> None:
+        assert await asyncio.to_thread(drip, served._port) < 15.0
+
+    serving(tmp_path, check)
+
+
+def test_a_database_that_is_gone_is_not_ready_and_one_that_is_back_is(tmp_path: Path) -> None:
+    async def check(app: Perdure, served: Served) -> None:
+        assert await served.get("/readyz") == (200, "ok\n")
+        (tmp_path / "db").rename(tmp_path / "elsewhere")
+        status, why = await served.get("/readyz")
+        assert status == 503
+        assert why.startswith("the database was deleted, moved or replaced")
+        assert str(tmp_path) not in why
+        assert await served.get("/livez") == (200, "ok\n")
+        (tmp_path / "elsewhere").rename(tmp_path / "db")
+        assert await served.get("/readyz") == (200, "ok\n")
 
     serving(tmp_path, check)
 
