@@ -781,8 +781,10 @@ class Perdure:
         """Let this app's version of the agent continue a run of another version. The journal records this.
 
         A run of a ReAct agent keeps its conversation, and goes on with the instructions, tools, model and limits of this
-        version from its next turn on. Raises Diverged, and records nothing, if this code asks for other calls than the
-        journal has, and Conflict if an open call of the run cannot go on with this code. `dry_run=True` only checks that.
+        version from its next turn on. A run that follows a plan keeps the steps that have begun, and goes on with the other
+        steps of this version's plan. Raises Diverged, and records nothing, if this code asks for other calls than the
+        journal has, and Conflict if an open call of the run, or a step that has begun, is in the way. `dry_run=True` only
+        checks that.
         """
         _check_flag(dry_run, "adopt(dry_run=)")
         row = await self.handle(run_id, tenant=tenant).row()

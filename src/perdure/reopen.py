@@ -289,7 +289,10 @@ class Planner:
         adopted = [] if agent.version == row.version else [(RunAdopted(agent.version, by, reason), None)]
         if not shorter:
             try:
-                return self._replayed(agent, row, events, [reopened, *adopted, *others])[:2]
+                written, frontier, state = self._replayed(agent, row, events, [reopened, *adopted, *others])
+                if state.frames:
+                    agent.check_open_calls(frontier, state, self._load)
+                return written, frontier
             except Diverged:
                 if changed is None or not adopted:
                     raise

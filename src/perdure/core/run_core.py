@@ -340,7 +340,7 @@ class RunCore:
         self._due: list[int] = []  # calls whose intent is recorded: they begin after the next append
         self._running: set[int] = set()  # calls with an attempt under way
         self._hooks: dict[int, int] = {}  # → the attempt that the reconcile hook is being asked about
-        self._hook_due: dict[int, int] = {}  # → when the hook is asked (monotonic)
+        self._hook_due: dict[int, int] = {}  # → the monotonic time at which the hook is to be asked
         self._waits: dict[int, int] = {}  # → when the call is considered again
         self._places: dict[int, int] = {}  # → the reserved start time of the call under its rate limit
         self._short: dict[int, int] = {}  # → since when the call has waited for money that other calls have reserved
@@ -653,6 +653,8 @@ class RunCore:
         if self._machine is None:
             self._machine = self._code.machine_of(state, self._load, self._settings.max_steps)
             frontier = replay(self._machine, events, self._load)
+            if frontier.in_the_way is not None:  # the code of this version has changed since a person let it go on with the run
+                raise Diverged(f"this code cannot go on with the run: {frontier.in_the_way}", seq=state.seq)
             # What an earlier life has left, and had stopped to wait for, is not wanted.
             left = {
                 number for number in self._open_numbers() if number not in frontier.calls and number not in self._machine.earlier.requests

@@ -117,7 +117,6 @@ class Orders:
         """The commands for a run whose version no live worker serves."""
         if self.undone is not None:
             return self.go_on(served=False)
-        # If the run is from a plan file, its journal has the plan. So only the code of the tools can be replaced.
         is_file = self.row.target is not None and " --tools " in self.row.target
         new = f" {shell.quote(f'NEW_FILE.py:{self.agent}')}" if not is_file else " PLAN.toml --tools NEW_FILE.py"
         adopt = "let the code in that file go on with it, which is recorded; replay it first"
@@ -126,7 +125,7 @@ class Orders:
             # Do not suggest the recorded target: it names the file of the old code. The new code may be elsewhere.
             AdviceStep(
                 self._perdure("adopt", self.run, more=new),
-                f"or, if the plan is the same and only its tools have changed, {adopt}" if is_file else f"or {adopt}",
+                f"or {adopt}",
             ),
             AdviceStep(
                 self._perdure("replay", self.run, more=new), "see whether the code in that file, of another version, still does the same"
