@@ -292,6 +292,25 @@ def test_a_takeover_from_a_killed_worker_is_counted_by_the_one_that_takes_over(f
     second.stop()
 
 
+def test_a_worker_that_was_suspended_past_its_lease_counts_a_fenced_write_and_is_still_alive(floor: Floor) -> None:
+    first = floor.worker(PERDURE_LEASE_S="2")
+    floor.start("holder", "h", "name=x")
+    floor.wait_for("x.begun")
+    first.until_ready()
+    first.process.send_signal(signal.SIGSTOP)
+    second = floor.worker(PERDURE_LEASE_S="2")
+    second.until(lambda now: now.value("perdure_takeovers_total") == 1)
+    first.process.send_signal(signal.SIGCONT)
+    assert first.get("/livez") == (200, "ok\n"), "the loop was not stuck: the whole process did not run"
+    floor.go()
+    now = first.until(lambda now: now.value("perdure_fenced_writes_total") == 1)
+    assert now.value("perdure_runs_ended_total") == 0
+    now = second.until(lambda now: now.value("perdure_runs_ended_total", status="succeeded") == 1)
+    assert now.value("perdure_fenced_writes_total") == 0
+    first.stop()
+    second.stop()
+
+
 # -- probes -----------------------------------------------------------------------------------------------------------
 def test_a_tool_that_blocks_the_event_loop_makes_the_worker_not_alive(floor: Floor) -> None:
     worker = floor.worker(PERDURE_LEASE_S="2")

@@ -52,9 +52,7 @@ class Filled:
 
     def plan(self, name: str) -> str:
         if self.store.remote:
-            sql = re.sub(
-                r"\$\d+", "2000", OF_POSTGRES[name].sql.decode() if isinstance(OF_POSTGRES[name].sql, bytes) else OF_POSTGRES[name].sql
-            )
+            sql = re.sub(r"\$\d+", "2000", OF_POSTGRES[name].sql)
             with psycopg.connect(self._where, autocommit=True) as connection:
                 return "\n".join(row[0] for row in connection.execute(f"EXPLAIN {sql}".encode()))
         connection_ = apsw.Connection(self._where)
