@@ -20,6 +20,7 @@ import platform
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, Literal, NamedTuple, Self, TypeVar
 
@@ -494,6 +495,10 @@ class MetricsServer:
     def __enter__(self) -> Self:
         host, port = self._place
         try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise InvalidInput("enter MetricsServer on the event loop of its app: inside `async with Perdure(…) as app:`") from None
+        try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = socket.create_server((host, port), family=family, backlog=64)
         except OSError as error:
@@ -503,7 +508,8 @@ class MetricsServer:
                 f"cannot serve metrics on {self._address}: {why}; choose another address, or stop the process that uses it"
             ) from None
         self.port = self._socket.getsockname()[1]
-        self._pulse = _Pulse(asyncio.get_running_loop(), self._lag)
+        _listening.add(self._socket)
+        self._pulse = _Pulse(loop, self._lag)
         self._pulse.start()
         threading.Thread(target=self._serve, args=(self._socket,), name="perdure-metrics", daemon=True).start()
         return self
@@ -569,6 +575,18 @@ class MetricsServer:
     def _not_alive(self) -> str | None:
         pulse, limit_s = self._pulse, self._stuck_s
         return None if pulse is None or pulse.stuck_s <= limit_s else f"the event loop has not turned for {pulse.stuck_s:.0f} s"
+
+
+# A process that a tool forks inherits all descriptors. If it lived longer than the worker, the port would stay in use.
+_listening: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for one in list(_listening):
+        one.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _verdict(problem: str | None) -> _Answer:

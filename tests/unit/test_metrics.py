@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -463,6 +465,40 @@ def test_a_busy_port_and_a_wrong_address_are_one_clear_error(tmp_path: Path) -> 
                 MetricsServer(app, wrong)
 
     serving(tmp_path, check)
+
+
+FORKS = """
+import asyncio, os, sys
+from perdure import MetricsServer, Perdure
+
+async def main():
+    async with Perdure("sqlite://") as app:
+        with MetricsServer(app, "127.0.0.1:0") as server:
+            print(server.port, flush=True)
+            if os.fork() == 0:              # as a tool may do
+                print("forked", flush=True)
+                sys.stdin.read()            # it lives until the test closes the pipe
+                os._exit(0)
+            await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_a_tool_forks_does_not_keep_the_port_of_a_killed_worker() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        port = int(program.stdout.readline())
+        assert program.stdout.readline() == "forked\n"
+        program.kill()
+        program.wait()
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_server_that_is_entered_without_an_event_loop_says_where_to_enter_it() -> None:
+    with pytest.raises(InvalidInput, match="enter MetricsServer on the event loop of its app"):
+        MetricsServer(Perdure("sqlite://"), "127.0.0.1:0").__enter__()
 
 
 def test_an_ended_server_leaves_neither_its_port_nor_its_threads(tmp_path: Path) -> None:
