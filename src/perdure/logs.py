@@ -90,8 +90,9 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # a name of the standard library
         """The first line of the text, before the exception."""
+        text = super().formatMessage(record)
         named = [f"{name} {value}" for name in FIELDS[:3] if (value := getattr(record, name, None)) is not None]
-        return super().formatMessage(record) + (f" ({', '.join(named)})" if named else "")
+        return text if not named or named[0] in text else f"{text} ({', '.join(named)})"
 
     def format(self, record: logging.LogRecord) -> str:
         """The text, of several lines if there is an exception."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.unit.drive_tools import perdure, run
 
-from perdure import Call, JsonFormatter, Outcome, Perdure, Run, RunFilter, Settings, agent, tool
+from perdure import Call, JsonFormatter, Outcome, Perdure, Retry, Run, RunFilter, Settings, agent, tool
 from perdure.logs import FIELDS, TextFormatter, json_line
 
 log = logging.getLogger("test.logs")
@@ -259,6 +259,50 @@ def test_a_message_whose_arguments_do_not_fit_is_still_a_line() -> None:
 def test_text_names_the_run_and_escapes_what_could_hide() -> None:
     line = TextFormatter().format(record("paid\x1b[2J", run="r", call=3, attempt=2, agent="a"))
     assert re.fullmatch(r"\S+ \S+ INFO paid\\x1b\[2J \(run r, call 3, attempt 2\)", line), line
+
+
+def test_text_does_not_name_a_run_twice() -> None:
+    assert TextFormatter().format(record("run r: released", run="r")).endswith(" INFO run r: released")
+
+
+def test_what_the_worker_says_about_a_run_has_its_fields_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    end = threading.Event()
+
+    @tool(effect="idempotent", timeout=0.05, retry=Retry(attempts=1))
+    def deaf() -> None:
+        end.wait(60)
+
+    @agent(version="1")
+    async def caller(run: Run) -> None:
+        await deaf()
+
+    def with_pin(**options: Any) -> Any:
+        @tool(effect="idempotent", **options)
+        async def pinned() -> None: ...
+
+        @agent(version="1")
+        async def caller_of_pinned(run: Run) -> None:
+            await pinned()
+            await run.receive("word")
+
+        return caller_of_pinned
+
+    async def main() -> None:
+        async with perdure(tmp_path / "db", [caller]) as app:
+            await app.start(caller, id="r", tenant="acme")
+            await app.drive("r")
+        for code in (with_pin(), with_pin(approval=lambda: None)):
+            async with perdure(tmp_path / "db", [code]) as app:
+                await app.start(code, id="p", tenant="acme")
+                await app.drive("p", wait=False)
+
+    run(main())
+    end.set()
+    told = {one.getMessage().partition(":")[0]: vars(one) for one in caplog.records if one.name == "perdure.worker"}
+    stuck = next(one for words, one in told.items() if "does not stop" in words)
+    assert [stuck.get(name) for name in FIELDS] == ["r", 1, 1, "caller", "acme"]
+    changed = told["run p"]
+    assert [changed.get(name) for name in FIELDS] == ["p", None, None, "caller_of_pinned", "acme"]
 
 
 def test_the_filter_works_on_a_thread_without_a_loop(kept: Kept) -> None:

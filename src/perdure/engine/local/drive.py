@@ -181,6 +181,11 @@ class Drive:
 
     # -- from outside: plain calls on the worker's loop ---------------------------------------------------------------
     @property
+    def about(self) -> dict[str, str]:
+        """The run, for log records about it: `log.info(…, extra=drive.about)`."""
+        return {"run": self.run_id, "agent": self._row.agent, "tenant": self._row.tenant}
+
+    @property
     def state(self) -> RunState:
         return self._core.state
 
@@ -325,7 +330,7 @@ class Drive:
 
     def _act_before_append(self, step: Step) -> None:
         for note in step.notes:
-            log.log(_LEVELS[note.level], "%s", note.text)
+            log.log(_LEVELS[note.level], "%s", note.text, extra=self.about)
         for number in step.stop:
             running = self._attempts.get(number)
             if running is not None:
@@ -652,7 +657,12 @@ class Drive:
         # hard to find.
         level = logging.ERROR if self._failures % 6 == 1 else logging.DEBUG
         log.log(
-            level, "run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s", self.run_id, in_full(error), delay_s
+            level,
+            "run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s",
+            self.run_id,
+            in_full(error),
+            delay_s,
+            extra=self.about,
         )
         self._again = self._host.loop.call_later(delay_s, again)
 
@@ -720,7 +730,7 @@ class Drive:
                 case Conflict() | NotFound() | StoreError():
                     # Either a vote was faster, and the vote arrives in the inbox. Or the clock was set back, the
                     # request itself is not durable yet, or the store is busy: then the core tries again.
-                    log.info("approval %s: %s", settle.approval, in_full(error))
+                    log.info("approval %s: %s", settle.approval, in_full(error), extra=self.about)
                     self._feed_soon(NotSettled(settle.number))
                 case _:
                     if not self.over:
@@ -731,7 +741,7 @@ class Drive:
     def _cancel_child(self, child: CancelChild) -> None:
         def done(error: Exception | None) -> None:
             if error is not None and not self.over:
-                log.error("run %s: its child cannot be cancelled yet: %s; trying again", self.run_id, in_full(error))
+                log.error("run %s: its child cannot be cancelled yet: %s; trying again", self.run_id, in_full(error), extra=self.about)
                 self._host.loop.call_later(_AGAIN_S, self._cancel_child, child)
 
         if not self.over:

@@ -586,10 +586,14 @@ class Worker:
         for drive in drives:
             drive.drain()
         for drive in await self._left(drives, self.settings.drain_timeout_s):
-            log.warning("run %s: still at work after %.0f s; ending its calls", drive.run_id, self.settings.drain_timeout_s)
+            log.warning(
+                "run %s: still at work after %.0f s; ending its calls", drive.run_id, self.settings.drain_timeout_s, extra=drive.about
+            )
             drive.stop_attempts()
         for drive in await self._left(drives, self.settings.cancel_grace_s + 5.0):
-            log.error("run %s: could not be drained in time; it is released like the run of a silent worker", drive.run_id)
+            log.error(
+                "run %s: could not be drained in time; it is released like the run of a silent worker", drive.run_id, extra=drive.about
+            )
             drive.abort()
             self._release_aborted(drive.run_id, drive.lease.epoch)
 
@@ -817,13 +821,14 @@ class Worker:
     def broke(self, drive: Drive, error: Exception) -> None:
         """Abort a drive after a bug or an error of the store, and release its run. The other runs continue."""
         if isinstance(error, Fenced):
-            log.warning("%s; this worker stops working on it", error)
+            log.warning("%s; this worker stops working on it", error, extra=drive.about)
         else:
             log.error(
                 "run %s: cannot be driven here: %s",
                 drive.run_id,
                 in_full(error),
                 exc_info=None if isinstance(error, PerdureError) else error,
+                extra=drive.about,
             )
         drive.abort()
         self._release_broken(drive, error)
@@ -845,14 +850,15 @@ class Worker:
             if answer is None:
                 return  # another worker holds the run, or it was released before
             if isinstance(answer, Committed):
-                log.info("run %s: released", drive.run_id)
+                log.info("run %s: released", drive.run_id, extra=drive.about)
                 return
             # Retry a refusal as well: between the read and the write, an earlier append of this worker, whose answer
             # was lost, may have arrived.
             ours = answer if isinstance(answer, Exception) and not isinstance(answer, PerdureError) else None
             words = "run %s: cannot be released yet: %s; trying again in %.0f s"
             level = logging.DEBUG if isinstance(answer, StoreUnavailable) and self.store.remote else logging.ERROR
-            log.log(level, words, drive.run_id, answer if isinstance(answer, Exception) else answer.why, AGAIN_AFTER_S, exc_info=ours)
+            why = answer if isinstance(answer, Exception) else answer.why
+            log.log(level, words, drive.run_id, why, AGAIN_AFTER_S, exc_info=ours, extra=drive.about)
             self.loop.call_later(AGAIN_AFTER_S, self._release_broken, drive, error)
 
         if not self._closed:
