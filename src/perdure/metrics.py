@@ -214,7 +214,8 @@ FAMILIES: tuple[MetricFamily, ...] = (
         "perdure_worker_ready",
         "gauge",
         "1: /readyz says that the worker is ready.",
-        lambda now: None if now.ready is None else int(now.ready),
+        # The drain may have begun after the probe was asked: one scrape must not say both.
+        lambda now: None if now.ready is None else int(now.ready and not now.activity.draining),
     ),
     _number("perdure_worker_draining", "gauge", "1: the worker drains.", lambda now: int(now.activity.draining)),
     _number("perdure_worker_runs", "gauge", "Runs that the worker drives now.", lambda now: now.activity.driven),
