@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from types import CodeType
 from typing import Any, Concatenate, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast, overload
 
+from perdure import shell
 from perdure.core import codec, identity
 from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload
 from perdure.core.events import Event, FrameChanged, RunAdopted, RunCreated
 from perdure.core.history import History
 from perdure.core.loop_detector import Circles
-from perdure.core.machine import Facts, Machine, current
+from perdure.core.machine import CallTool, Facts, Machine, current
 from perdure.core.replay import Frontier, replay
 from perdure.core.state import RunState, fold
 from perdure.errors import Conflict, Diverged, InvalidInput, NotAllowedInAgent
@@ -250,6 +251,7 @@ class Agent(Generic[P, R]):
         if after.frames:
             # What was recorded with an old frame is not compared with this code. So its open calls have to be checked.
             self.check_open_calls(frontier, after, load)
+        _check_approved_arguments(self, frontier, after, load)
         return body
 
     def _replayed_with(
@@ -280,6 +282,23 @@ class Agent(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<agent {self.name}@{self.version}>"
+
+
+def _check_approved_arguments(agent: Agent[Any, Any], frontier: Frontier, state: RunState, load: Load) -> None:
+    """Conflict if an open call needs an approval, and this code would make it with other arguments than people are asked about."""
+    for number, call in sorted(state.open.items()):
+        asked = frontier.calls.get(number)
+        if call.approval is None or call.begun or call.args is None or not isinstance(asked, CallTool):
+            continue
+        recorded = load(call.args)
+        if asked.tool.rebind(recorded) != recorded:
+            assert state.created is not None
+            run_id = state.created.run_id
+            raise Conflict(
+                f"run {run_id} cannot go on with version {agent.version} of agent {agent.name} yet: its call {number} ({call.tool}) waits for an "
+                "approval, and this code would make it with other arguments than those in question",
+                hint=f"let it end first, with the code of version {state.began_with} (what it waits for: {shell.command('why', run_id)})",
+            )
 
 
 class BuiltAgent(Agent[P, R]):

@@ -58,6 +58,7 @@ class Failure(Struct, frozen=True, gc=False, omit_defaults=True):
     lineage: tuple[str, ...] = ()  # names of the exception's other base classes, so that Retry(on=…) can match them
     retry_after_s: float | None = None
     traceback: str | None = None
+    over: BudgetExceeded | None = None  # kind "over_budget": which budget does not cover the call
 
 
 class Usage(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -121,7 +121,7 @@ from perdure.core.machine import (
 )
 from perdure.core.outcomes import Abandoned, Raised, Returned, Unrecordable
 from perdure.core.replay import Frontier, completion_of, inheritance, replay
-from perdure.core.state import ENDED, FINISHED, LOST, NOT_STARTED, AskState, CallState, RunState, image_of, refusal
+from perdure.core.state import ENDED, FINISHED, LOST, NOT_STARTED, AskState, CallState, RunState, image_of, is_made_anew, refusal
 from perdure.core.steps import (
     Answer,
     AppendCommitted,
@@ -889,7 +889,7 @@ class RunCore:
         """The agent made a superseded call again. perdure treats both requests as one call (core/history.py)."""
         state = self.state
         call = state.calls.get(number)
-        anew = state.fresh and call is not None and call.phase == "completed" and call.effect == "read"
+        anew = call is not None and is_made_anew(call, state.fresh)
         event = self._record(CallRequestedAgain(anew), call=number, cause=cause)
         self._unwanted.discard(number)
         self._reuse_outcome(number, event.seq)
@@ -1155,7 +1155,7 @@ class RunCore:
         words = over_words(over.what)
         # A call that may have happened is not reported as failed.
         if over.limits.on_exceed == "fail" and unstarted and not lost:
-            yield from self._refuse(call, Failure(kind="over_budget", type="BudgetExceeded", message=words))
+            yield from self._refuse(call, Failure(kind="over_budget", type="BudgetExceeded", message=words, over=over.what))
             return
         self._record(over.what, cause=call.last_seq)
         self._attend("budget", f"call {call.number} ({call.tool}): {words}")

@@ -214,14 +214,20 @@ class Orders:
             steps.append(AdviceStep(self._perdure("undo", self.run, more=self.code), does))
         return steps
 
-    def reopen(self, reading: RunView) -> list[AdviceStep]:
-        """The command that lets a failed or cancelled run go on. With --dry-run it only shows what would happen."""
+    def reopen(self, reading: RunView, short: Shortage | None) -> list[AdviceStep]:
+        """The command that lets a failed or cancelled run go on. With --dry-run it only shows what would happen.
+
+        `short`: the budget because of which it failed.
+        """
         state, row = reading.state, self.row
         if state.status == "succeeded" or self.undone is not None:
             return []
         if row.parent is not None:
             root = row.run_id.partition("/")[0]
-            return [AdviceStep(self._perdure("retry", root), f"if run {root} has failed too: let it go on, and with it this child")]
+            more = _add_n(short) if short is not None and short.least else ""
+            return [
+                AdviceStep(self._perdure("retry", root, more=more), f"if run {root} has failed too: let it go on, and with it this child")
+            ]
         try:
             found = reopening(reading.events, retry_point(reading.events), by="preview")
         except PerdureError as error:
@@ -237,7 +243,11 @@ class Orders:
             does = f"let its child {found.children[0]} go on, and then the run; {kept}"
         else:
             does = f"take its last step again, with the code of now (mend it first); {kept}"
-        return [AdviceStep(self._perdure("retry", self.run, more=self.code), f"{does}; with --dry-run only see what it would do")]
+        dry = "with --dry-run only see what it would do"
+        if short is not None and short.least:
+            add = f"add N to the budget of run {short.budget_of} (it needs at least {amount(short.limit.what, short.least)}), and let the run go on"
+            return [AdviceStep(self._perdure("retry", self.run, more=f"{self.code}{_add_n(short)}"), f"{add}; {kept}; {dry}")]
+        return [AdviceStep(self._perdure("retry", self.run, more=self.code), f"{does}; {dry}")]
 
 
 def _add_n(short: Shortage) -> str:
@@ -293,7 +303,7 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
         return [orders.repair()]
     if row.status in FINISHED:
         steps = orders.after_the_end(state, scene.undoing, taken_back(state, scene.load))
-        again = [] if scene.undoing is not None else orders.reopen(scene.reading)
+        again = [] if scene.undoing is not None else orders.reopen(scene.reading, scene.short)
         # A person wanted a cancelled run to end. So the command that lets it go on comes last.
         return [*steps, *again] if row.status == "cancelled" else [*again, *steps]
     stop = _stop(scene, orders)
