@@ -367,11 +367,13 @@ class _Question(Generic[T]):
 class Metrics:
     """The metrics of an app as text, for a server of your own. Its methods block: call them on a thread.
 
-    Keep one object for each app: it remembers the figures of the database for some seconds.
+    Keep one object for each app: it remembers the figures of the database for some seconds. With `works`, the process is
+    not ready before its worker has registered itself.
     """
 
-    def __init__(self, app: Perdure) -> None:
+    def __init__(self, app: Perdure, *, works: bool = False) -> None:
         self._app = app
+        self._works = works
         self._database = _Question(self._read_database, FRESH_S)
         self._open = _Question(lambda: app.reading.check_open(), 0.0)
 
@@ -398,9 +400,12 @@ class Metrics:
         return _text(((family, values) for family, values in found if values is not None), openmetrics=openmetrics)
 
     def not_ready(self) -> str | None:
-        """Why this process should get no work now: it drains, or the database does not answer. None: it is ready."""
+        """Why this process is not ready: its worker starts or drains, or the database does not answer. None: it is."""
         try:
-            if self._app.engine.activity().draining:
+            activity = self._app.engine.activity()
+            if self._works and activity.worker is None:
+                return "the worker starts"
+            if activity.draining:
                 return "the worker drains"
             self._open.answer(READY_S)
         except (StoreError, InvalidInput) as error:
@@ -488,10 +493,10 @@ class MetricsServer:
         if app is not None:
             self.show(app)
 
-    def show(self, app: Perdure | None, why: str = "") -> None:
+    def show(self, app: Perdure | None, why: str = "", *, works: bool = False) -> None:
         """From now on, show this app. None: there is no app, for the reason `why`, and the worker is not ready."""
         self._why = why
-        self._metrics = None if app is None else Metrics(app)
+        self._metrics = None if app is None else Metrics(app, works=works)
 
     def __enter__(self) -> Self:
         host, port = self._place

@@ -420,6 +420,21 @@ def test_a_worker_that_drains_is_alive_and_not_ready(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_worker_is_not_ready_before_it_has_registered_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Perdure(f"sqlite:///{tmp_path}/db", AGENTS) as app:
+            with MetricsServer(None, "127.0.0.1:0") as server:
+                served = Served(server.port)
+                assert await served.get("/readyz") == (503, "the worker starts\n")
+                assert await served.get("/metrics") == (503, "the worker starts\n")
+                server.show(app, works=True)
+                assert await served.get("/readyz") == (503, "the worker starts\n")
+                assert await app.run(trier, 1, id="t") == 1
+                assert await served.get("/readyz") == (200, "ok\n")
+
+    run(main())
+
+
 async def until(served: Served, holds: Callable[[Read], bool]) -> Read:
     until_s = time.monotonic() + PATIENCE_S
     while True:

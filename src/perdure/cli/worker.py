@@ -130,7 +130,7 @@ async def _serve_when_available(
                 for line in _banner(settings, served, list(app.versions), queues, app.reading.facts()):
                     say(line)
                 if server is not None:
-                    server.show(app)
+                    server.show(app, works=True)
                 # Modules, agents and the open store stay in memory until the process ends. gc.freeze makes each full
                 # garbage collection skip these objects. Without it, garbage collection would take a twentieth of the
                 # time of a busy worker.
