@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from perdure.fork import Fork
     from perdure.inspect.diff import Diff
     from perdure.inspect.inside import Inspection
+    from perdure.logs import JsonFormatter, RunFilter
+    from perdure.metrics import Metrics, MetricsServer
 
 __version__ = "0.2.0.dev0"
 __all__ = [
@@ -91,7 +93,10 @@ __all__ = [
     "Inspection",
     "InvalidInput",
     "InvalidPlan",
+    "JsonFormatter",
     "LiveFork",
+    "Metrics",
+    "MetricsServer",
     "ModelRefused",
     "NeedsAttention",
     "NoAnswer",
@@ -121,6 +126,7 @@ __all__ = [
     "RunCancelled",
     "RunEnded",
     "RunFailed",
+    "RunFilter",
     "RunInfo",
     "RunState",
     "RunStatus",
@@ -148,8 +154,12 @@ _LATER = {
     "Diff": "perdure.inspect.diff",
     "Fork": "perdure.fork",
     "Inspection": "perdure.inspect.inside",
+    "JsonFormatter": "perdure.logs",
+    "Metrics": "perdure.metrics",
+    "MetricsServer": "perdure.metrics",
     "Plan": "perdure.agents.plan",
     "ReAct": "perdure.agents.react.agent",
+    "RunFilter": "perdure.logs",
     "Step": "perdure.agents.plan",
     "mcp": "perdure.agents.mcp.tools",
     "param": "perdure.agents.plan",

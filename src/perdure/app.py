@@ -209,7 +209,8 @@ class Perdure:
     Without `settings` the app reads the same settings as the command line: PERDURE_… in the environment, then
     perdure.toml or [tool.perdure] in the current folder. `url` replaces the URL in the settings. `queues` are the
     queues that `work` serves; None: all queues. `audit_log` is a file that gets a line for each event. After each
-    commit, every function in `observers` is called with the id of the run and the new events. `clock` is for tests.
+    commit of this app's worker, every function in `observers` is called on the event loop with the id of the run and the
+    new events; an exception in it is logged, and the run goes on. `clock` is for tests.
     `artifacts` replaces the place for large artifacts in the settings: file:///folder or s3://bucket/prefix. No run is
     driven in this process before `run`, `drive`, `undo`, `work` or a handle's `result` is called.
     """

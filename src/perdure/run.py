@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 import uuid
@@ -22,6 +23,17 @@ from perdure.errors import InvalidInput
 T = TypeVar("T")
 MAX_TEXT_BYTES = 64 * 1024
 MAX_ACTION_CHARS = 200
+
+
+class RunLog(logging.LoggerAdapter[logging.Logger]):
+    """What `run.log` is: a logger that is silent while the agent repeats its recorded steps."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(logging.getLogger("perdure.agent"))
+        self._machine = machine
+
+    def isEnabledFor(self, level: int) -> bool:  # a name of the standard library
+        return self._machine.is_live and super().isEnabledFor(level)
 
 
 class Run:
@@ -79,6 +91,14 @@ class Run:
         """A new UUID with each call. On every replay the UUIDs are the same."""
         self._uuids += 1
         return uuid.UUID(int=identity.seed(self._origin, self._of_this_life(f"uuid {self._uuids}")) >> 128, version=4)
+
+    @cached_property
+    def log(self) -> RunLog:
+        """A logger for the agent: `run.log.info("…")`. In a replay it logs nothing, so that no line comes again.
+
+        Its records belong to the logger "perdure.agent". After a crash, lines of the last step may come a second time.
+        """
+        return RunLog(self._machine)
 
     def request_approval(
         self,

@@ -60,6 +60,8 @@ INSIDE: Mapping[str, str] = {
     "Circles": "usd_micros",
     "Handle": "row",
     "McpServer": "pin",
+    "Metrics": "exposition lagged",
+    "MetricsServer": "show",
     "Model": "say_if_unpriced is_priced renamed identity pin",
     "Anthropic": "body answer",
     "OpenAI": "body answer identity",
@@ -170,6 +172,11 @@ if __name__ == "__main__":
         "Records of the app's methods. Times named `…_at` and `ts` are microseconds since 1970, in UTC.",
         "RunInfo RunningCall FailureInfo RunStatus Event RunState CallState ApprovalRow CostRow UndoPlan Reopened ReopenedCall LiveFork Deed "
         "Fork Diff CallPath DiffCall DiffLine Inspection InspectedTask InspectedFrame Variable Awaited RaisedError",
+    ),
+    Group(
+        "Metrics and logs",
+        "For a worker in a program of your own; `perdure worker` has options for them. More: [metrics, probes and logs](metrics.md).",
+        "MetricsServer Metrics RunFilter JsonFormatter",
     ),
     Group(
         "Budgets, rates, retries, approvals",

@@ -22,6 +22,7 @@ import uvicorn
 import yaml
 
 from perdure.cli import VERBS
+from perdure.metrics import READY_S
 from perdure.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,7 +156,7 @@ def test_the_web_process_ends_its_streams_before_it_is_killed():
 def test_a_probe_gives_up_before_its_own_time_out():
     [own] = re.findall(r"^TIMEOUT_S = (\d+)", (SERVICE / "health.py").read_text(), re.M)
     for kind in ("readinessProbe", "livenessProbe"):
-        assert container("worker")[kind]["timeoutSeconds"] > int(own)
+        assert container("worker")[kind]["timeoutSeconds"] > READY_S
     [docker] = re.findall(r"HEALTHCHECK.*--timeout=(\d+)s", DOCKERFILE)
     assert int(docker) > int(own)
 
@@ -199,6 +200,26 @@ def test_the_probes_of_the_web_process_are_paths_that_it_has():
     assert re.findall(r'^@app\.get\("(/health/\w+)"\)', (SERVICE / "web_sync.py").read_text(), re.M) == routes
     for kind in ("livenessProbe", "readinessProbe"):
         assert container("web")[kind]["httpGet"]["port"] == container("web")["ports"][0]["name"]
+
+
+def test_the_probes_of_a_worker_are_paths_that_it_serves_on_a_port_that_it_opens():
+    [port] = container("worker")["ports"]
+    options = parse(container("worker")["command"])
+    assert options["http"] == f"0.0.0.0:{port['containerPort']}"
+    assert [container("worker")[kind]["httpGet"] for kind in ("livenessProbe", "readinessProbe")] == [
+        {"path": "/livez", "port": port["name"]},
+        {"path": "/readyz", "port": port["name"]},
+    ]
+    [workers] = [one for one in documents() if one["metadata"].get("name") == "perdure-worker"]
+    annotations = workers["spec"]["template"]["metadata"]["annotations"]
+    assert annotations == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(port["containerPort"]),
+        "prometheus.io/path": "/metrics",
+    }
+    # The loop may stand still for a lease, and then for the time of the probes, before the worker is killed.
+    probe = container("worker")["livenessProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= Settings().lease_s
 
 
 def test_every_secret_of_the_manifests_is_one_that_the_readme_creates():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -286,6 +288,45 @@ def test_observers_hear_of_every_durable_event_in_order() -> None:
 
     events = run(main())
     assert heard == [("r", event.seq) for event in events if event.type not in ("run_created", "run_claimed")]
+
+
+def test_an_observer_that_fails_is_logged_and_neither_the_run_nor_the_other_observers_are_hurt(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[int] = []
+
+    def broken(run_id: str, events: Sequence[Event]) -> None:
+        raise ValueError(f"about {run_id}")
+
+    async def main() -> Any:
+        async with perdure(None, [echo], observers=[broken, lambda _, events: heard.extend(event.seq for event in events)]) as app:
+            return await app.run(echo, 1, id="r")
+
+    assert run(main()) == 1
+    assert heard == [3, 4, 5]
+    failures = [record for record in caplog.records if "an observer has failed" in record.getMessage()]
+    assert failures
+    assert all(record.exc_info and str(record.exc_info[1]) == "about r" for record in failures)
+
+
+def test_an_observer_is_called_on_the_thread_of_the_loop_before_the_calls_that_depend_on_the_events() -> None:
+    order: list[tuple[str, int]] = []
+
+    @tool(effect="idempotent")
+    async def noted() -> None:
+        order.append(("effect", threading.get_ident()))
+
+    @agent(version="1")
+    async def noting(run: Run) -> None:
+        await noted()
+
+    def observe(run_id: str, events: Sequence[Event]) -> None:
+        order.extend((event.type, threading.get_ident()) for event in events)
+
+    async def main() -> None:
+        async with perdure(None, [noting], observers=[observe]) as app:
+            await app.run(noting, id="r")
+
+    run(main())
+    assert order == [(name, threading.get_ident()) for name in ("tool_call_initiated", "effect", "tool_call_completed", "run_succeeded")]
 
 
 def test_a_handle_on_nothing_is_not_found_when_it_is_used() -> None:

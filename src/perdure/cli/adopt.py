@@ -12,7 +12,6 @@ from msgspec import structs
 
 from perdure import shell
 from perdure.cli import common
-from perdure.cli.driving import log_to_stderr
 from perdure.cli.reopening import Order
 from perdure.cli.retry import Crowd, split
 from perdure.cli.steering import by_option, speaker
@@ -24,6 +23,7 @@ from perdure.engine.api import Reading
 from perdure.errors import Conflict, InvalidInput, UnknownAgent
 from perdure.inspect.text import plural
 from perdure.inspect.view import begins_later, require
+from perdure.logs import log_to_stderr
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, NO_VERSION, RunRow
 
@@ -65,7 +65,7 @@ def command(
     that its parent's code means. Without TARGET the code recorded with each run is used, as by `perdure resume`.
     """
     settings = common.settings_with(url=url)
-    log_to_stderr(logging.WARNING)
+    log_to_stderr("", logging.WARNING)
     with common.existing_runs(url) as store:
         now = common.now_at(store)
         query = None if where is None else _query(where, now)

@@ -1,6 +1,6 @@
 """Drives one run in this process, for `run` and `resume`: signals, progress, the result, and what to type next.
 
-Also here: `stop_on_signals` and `log_to_stderr`, which `worker` and `undo` use too.
+Also here: `stop_on_signals`, which `worker` and `undo` use too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
 from types import FrameType
@@ -105,8 +105,11 @@ _SHOWN = frozenset(
 )
 
 
-def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """An event that the first SIGTERM or SIGINT sets. The second signal ends the process at once."""
+def stop_on_signals(loop: asyncio.AbstractEventLoop, line: Callable[[str], str] = "perdure: {}".format) -> asyncio.Event:
+    """An event that the first SIGTERM or SIGINT sets. The second signal ends the process at once.
+
+    `line` makes a line for stderr from a message.
+    """
     stop = asyncio.Event()
     seen = False
 
@@ -120,7 +123,7 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
         loop.call_soon_threadsafe(stop.set)
         try:
             # Use os.write: this handler may have interrupted a print, and the buffer of a stream is not reentrant.
-            os.write(2, f"perdure: {signal.Signals(number).name}: draining; a second signal ends it at once\n".encode())
+            os.write(2, f"{line(f'{signal.Signals(number).name}: draining; a second signal ends it at once')}\n".encode())
         except OSError:
             pass  # stderr is closed; the run must still be released
 
@@ -440,19 +443,3 @@ def _code(row: RunRow) -> int:
 def command(verb: str, run_id: str, url: str | None) -> str:
     """The command to type next, with the same `--url` as the current command."""
     return shell.command(verb, run_id) + common.url_words(url)
-
-
-# -- the log ----------------------------------------------------------------------------------------------------------
-class _CleanFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return common.clean(super().format(record), keep="\n")
-
-
-def log_to_stderr(level: int) -> None:
-    """Send the log of perdure to stderr. Invisible and control characters are escaped."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_CleanFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("perdure")
-    logger.addHandler(handler)
-    logger.setLevel(level)
-    logger.propagate = False  # an agent's module may configure logging too, and then each line would come twice

@@ -11,7 +11,7 @@ import click
 from perdure import shell
 from perdure.cli import common
 from perdure.cli.adopt import adopt_one
-from perdure.cli.driving import check_version, drive_or_take_over, finish, log_to_stderr, what_resuming_does
+from perdure.cli.driving import check_version, drive_or_take_over, finish, what_resuming_does
 from perdure.cli.target import load_target, recorded_target, with_children, with_tools
 from perdure.cli.who import os_user
 from perdure.core.events import RunUnpaused, Terminal
@@ -19,6 +19,7 @@ from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
 from perdure.errors import Conflict, InvalidInput, StoreCorrupt
 from perdure.inspect.view import begins_later, require
+from perdure.logs import log_to_stderr
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
 
@@ -45,7 +46,7 @@ def command(
     or beside the database, it must declare the agent, and no other user may be able to write to it or to its folder.
     """
     settings = common.settings_with(url=url)
-    log_to_stderr(logging.WARNING)
+    log_to_stderr("", logging.WARNING)
     with common.existing_runs(url) as store:
         row = require(store, run_id)
         row.check_live()

@@ -16,7 +16,7 @@ from msgspec import Struct, field, structs
 
 from perdure import shell
 from perdure.cli import common
-from perdure.cli.driving import log_to_stderr, stop_on_signals
+from perdure.cli.driving import stop_on_signals
 from perdure.cli.reopening import Order, preview, record, reopen_one, reopened
 from perdure.cli.steering import add_options, by_option, speaker, who_goes_on
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children, with_tools
@@ -28,6 +28,7 @@ from perdure.engine.api import Reading
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreUnavailable, UnknownAgent
 from perdure.inspect.text import clip, limits_words, plural, span, versioned
 from perdure.inspect.view import read_run, require
+from perdure.logs import log_to_stderr
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
 
@@ -85,7 +86,7 @@ def command(
     goes on as after `perdure unpause`. Without TARGET the recorded code of each run is used, as in `perdure resume`.
     """
     settings = common.settings_with(url=url)
-    log_to_stderr(logging.WARNING)
+    log_to_stderr("", logging.WARNING)
     with common.existing_runs(url) as store:
         now = common.now_at(store)
         query = None if where is None else _query(where, now)

@@ -8,13 +8,13 @@ import logging
 import click
 
 from perdure.cli import common
-from perdure.cli.driving import log_to_stderr
 from perdure.cli.reopening import Order, reopen_one
 from perdure.cli.retry import agents_of, reopening_options
 from perdure.cli.steering import speaker
 from perdure.cli.target import with_tools
 from perdure.core.budget import Budget
 from perdure.inspect.view import require
+from perdure.logs import log_to_stderr
 
 
 @click.command("rewind")
@@ -43,7 +43,7 @@ def command(
     the events. Without TARGET the recorded code of the run is used, as in `perdure resume`.
     """
     settings = common.settings_with(url=url)
-    log_to_stderr(logging.WARNING)
+    log_to_stderr("", logging.WARNING)
     order = Order(speaker(by), reason, fresh, url, as_json, yes, dry_run, with_tools(target, tools), add)
     order.check_terminal("rewind")
     with common.existing_runs(url) as store:

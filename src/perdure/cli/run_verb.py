@@ -13,7 +13,7 @@ import msgspec
 from perdure import shell
 from perdure.agent import Agent
 from perdure.cli import common
-from perdure.cli.driving import check_version, drive, drive_or_follow, finish, log_to_stderr
+from perdure.cli.driving import check_version, drive, drive_or_follow, finish
 from perdure.cli.plan_order import show_order
 from perdure.cli.target import Target, load_target, resume_command, with_children
 from perdure.cli.times import parse_future
@@ -23,6 +23,7 @@ from perdure.core.events import Limits, OnExceed
 from perdure.core.times import utc
 from perdure.errors import Conflict, InvalidInput, StoreUnavailable
 from perdure.inspect.view import begins_later
+from perdure.logs import log_to_stderr
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
 from perdure.store.open import is_postgres
@@ -90,7 +91,7 @@ def command(
     """
     settings = common.settings_with(url=url)
     args, kwargs = arguments(pairs, input_text)
-    log_to_stderr(logging.WARNING)
+    log_to_stderr("", logging.WARNING)
     loaded = load_target(target, tools)
     if check:
         given = (args, kwargs) if pairs or input_text is not None else None

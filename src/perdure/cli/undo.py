@@ -13,13 +13,14 @@ import click
 from perdure import shell
 from perdure.cli import common
 from perdure.cli.driving import command as command_to
-from perdure.cli.driving import log_to_stderr, stop_on_signals
+from perdure.cli.driving import stop_on_signals
 from perdure.cli.target import load_target, recorded_target, resume_command
 from perdure.cli.who import os_user
 from perdure.core.events import Event, StatusReported, ToolCallFailed, ToolCallInDoubt
 from perdure.core.identity import undo_id, undone_by
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, UnknownAgent
+from perdure.logs import log_to_stderr
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
 
@@ -49,7 +50,7 @@ def command(run_id: str, target: str | None, tools: str | None, yes: bool, dry_r
     from perdure.undo import undoable
 
     settings = common.settings_with(url=url)
-    log_to_stderr(logging.WARNING)
+    log_to_stderr("", logging.WARNING)
     with common.existing_runs(url) as store:
         row = undoable(store, run_id)
         begun = store.get(undo_id(run_id))

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
+from perdure.app import Perdure
 from perdure.cli import common
-from perdure.cli.driving import log_to_stderr, stop_on_signals
-from perdure.cli.target import Target, load_targets, with_children
+from perdure.cli.driving import stop_on_signals
+from perdure.cli.target import Target, load_function, load_targets, with_children
 from perdure.core.identity import check_id
 from perdure.errors import InvalidInput, StoreUnavailable
 from perdure.inspect.text import plural
+from perdure.logs import json_message, log_to_stderr
+from perdure.metrics import MetricsServer
 from perdure.settings import Settings
 from perdure.store.api import Served
 from perdure.store.open import is_postgres
 from perdure.store.url import shown_url
 
+log = logging.getLogger("perdure.worker")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # the pause between two attempts to connect to the server
 
 
@@ -38,6 +45,17 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # the pause between two attempts to c
 @click.option(
     "--audit-log", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Append every event to FILE, as JSON lines."
 )
+@click.option("--http", metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz there, such as 127.0.0.1:9464.")
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), help="Log also what agents, tools and libraries log, each line with its run."
+)
+@click.option(
+    "--setup",
+    "setups",
+    multiple=True,
+    metavar="FILE.py:FUNCTION",
+    help="Call this function at the start; if it returns a context manager, leave that at the end. May be repeated.",
+)
 @common.url_option
 def command(
     targets: tuple[str, ...],
@@ -46,6 +64,9 @@ def command(
     queues: tuple[str, ...],
     drain_timeout_s: float | None,
     audit_log: Path | None,
+    http: str | None,
+    log_format: str | None,
+    setups: tuple[str, ...],
     url: str | None,
 ) -> int:
     """Serve the agents of each TARGET until SIGTERM or SIGINT, then drain.
@@ -54,53 +75,125 @@ def command(
     served. A second signal ends the worker at once.
     """
     wanted = [check_id(queue, "--queue") for queue in dict.fromkeys(queues)] or None
-    settings = common.settings_with(url=url, concurrency=concurrency, drain_timeout_s=drain_timeout_s)
-    log_to_stderr(logging.INFO)
+    settings = common.settings_with(url=url, concurrency=concurrency, drain_timeout_s=drain_timeout_s, log_format=log_format)
     served = [one for target in targets for one in load_targets(target, tools)]
     _check_names(served)
-    asyncio.run(_serve(settings, served, wanted, audit_log))
+    hooks = [(target, load_function(target)) for target in setups]
+    if settings.log_format:
+        os.environ["PERDURE_LOG_FORMAT"] = settings.log_format  # for the processes of isolated tools
+    log_to_stderr(settings.log_format, logging.INFO)
+    asyncio.run(_serve(settings, served, wanted, audit_log, http, hooks))
     return common.SUCCEEDED
 
 
-async def _serve(settings: Settings, served: list[Target], queues: list[str] | None, audit_log: Path | None) -> None:
+async def _serve(
+    settings: Settings,
+    served: list[Target],
+    queues: list[str] | None,
+    audit_log: Path | None,
+    http: str | None,
+    hooks: list[tuple[str, Callable[[], Any]]],
+) -> None:
     """Serve until a signal. If a PostgreSQL server is unavailable, wait for the server. Other errors are raised."""
-    stop = stop_on_signals(asyncio.get_running_loop())
+    as_json = settings.log_format == "json"
+    stop = stop_on_signals(asyncio.get_running_loop(), json_message) if as_json else stop_on_signals(asyncio.get_running_loop())
+    say = log.info if as_json else _note
+    async with AsyncExitStack() as stack:
+        server: MetricsServer | None = None
+        if http is not None:
+            # First of all: the probes are answered while the hooks begin, and while the worker waits for its database.
+            server = stack.enter_context(MetricsServer(None, http, stuck_s=settings.lease_s))
+            say(f"metrics on http://{http.rpartition(':')[0]}:{server.port}/metrics")
+        for target, hook in hooks:
+            await stack.enter_async_context(_set_up(target, hook))
+        await _serve_when_available(settings, served, queues, audit_log, stop, server, say)
+    say("drained")
+
+
+async def _serve_when_available(
+    settings: Settings,
+    served: list[Target],
+    queues: list[str] | None,
+    audit_log: Path | None,
+    stop: asyncio.Event,
+    server: MetricsServer | None,
+    say: Callable[[str], None],
+) -> None:
     since_s, pause_s = None, FIRST_PAUSE_S
     while True:
         try:
-            await _serve_once(settings, served, queues, audit_log, stop, since_s)
-            break
+            async with Perdure(
+                agents=with_children(one.agent for one in served), settings=settings, audit_log=audit_log, queues=queues
+            ) as app:
+                if since_s is not None:
+                    say(f"the database is available after {time.monotonic() - since_s:.0f} s")
+                for line in _banner(settings, served, list(app.versions), queues, app.reading.facts()):
+                    say(line)
+                if server is not None:
+                    server.show(app, works=True)
+                # Modules, agents and the open store stay in memory until the process ends. gc.freeze makes each full
+                # garbage collection skip these objects. Without it, garbage collection would take a twentieth of the
+                # time of a busy worker.
+                gc.collect()
+                gc.freeze()
+                await app.work(stop=stop)
+                if server is not None:
+                    server.show(None, "the worker has ended")
+            return
         except StoreUnavailable as error:
             if not is_postgres(settings.url) or stop.is_set():
                 raise
+            if server is not None:
+                server.show(None, "the worker waits for its database")
             if since_s is None:
                 since_s = time.monotonic()
-                common.note(common.clean(f"perdure: waiting for the database: {error.in_full()}"))
+                say(f"waiting for the database: {error.in_full()}")
             await asyncio.wait([stopping := asyncio.ensure_future(stop.wait())], timeout=pause_s)
             stopping.cancel()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             if stop.is_set():
-                break
-    common.note("perdure: drained")
+                return
 
 
-async def _serve_once(
-    settings: Settings, served: list[Target], queues: list[str] | None, audit_log: Path | None, stop: asyncio.Event, since_s: float | None
-) -> None:
-    from perdure.app import Perdure
+def _note(line: str) -> None:
+    common.note(common.clean(f"perdure: {line}"))
 
-    async with Perdure(agents=with_children(one.agent for one in served), settings=settings, audit_log=audit_log, queues=queues) as app:
-        facts = app.reading.facts()
-        if since_s is not None:
-            common.note(f"perdure: the database is available after {time.monotonic() - since_s:.0f} s")
-        for line in _banner(settings, served, list(app.versions), queues, facts):
-            common.note(common.clean(f"perdure: {line}"))
-        # Modules, agents and the open store stay in memory until the process ends. gc.freeze makes each full garbage
-        # collection skip these objects. Without it, garbage collection would take a twentieth of the time of a busy
-        # worker.
-        gc.collect()
-        gc.freeze()
-        await app.work(stop=stop)
+
+@asynccontextmanager
+async def _set_up(target: str, hook: Callable[[], Any]) -> AsyncIterator[None]:
+    """Call the hook. If it returns a context manager, enter it now and leave it at the end.
+
+    It is left without an exception, also if the worker fails: what the hook does at the end must happen then too.
+    """
+    leave: Callable[[None, None, None], Any] | None = None
+    try:
+        found = hook()
+        if inspect.isgenerator(found) or inspect.isasyncgen(found):
+            raise InvalidInput("it is a generator; decorate it with @contextlib.contextmanager or @contextlib.asynccontextmanager")
+        if inspect.isawaitable(found):
+            found = await found
+        if isinstance(found, AbstractAsyncContextManager):
+            await found.__aenter__()
+            leave = found.__aexit__
+        elif isinstance(found, AbstractContextManager):
+            found.__enter__()
+            leave = found.__exit__
+    except Exception as error:
+        raise common.ExitWith(f"--setup {target}: the worker does not start: {_said(error)}", common.FAILED) from error
+    try:
+        yield
+    finally:
+        if leave is not None:
+            try:
+                left = leave(None, None, None)
+                if inspect.isawaitable(left):
+                    await left
+            except Exception as error:
+                raise common.ExitWith(f"--setup {target}: at the end of the worker: {_said(error)}", common.FAILED) from error
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, InvalidInput) else f"{type(error).__name__}: {error}"
 
 
 def _banner(

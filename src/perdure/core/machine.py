@@ -566,6 +566,11 @@ class Machine:
             self._commands.append(Abandon(number, stop=False))
 
     @property
+    def is_live(self) -> bool:
+        """Does the agent do something for the first time? False in a replay, and while the machine is being closed."""
+        return not self.replaying and not self._loop.closing
+
+    @property
     def calls(self) -> int:
         """The number of the newest call."""
         return self._newest

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from perdure.core.approval import Vote
 from perdure.core.events import AnyBody, Event, RunCancelled
+from perdure.engine.counts import Counts
 from perdure.errors import NotFound
 from perdure.store.api import ApprovalRow, NewFork, NewRun, Reopen, RunRow
 from perdure.store.api import Reading as Reading
@@ -43,6 +44,15 @@ class RunResult(Struct, frozen=True, gc=False):
     # The run's row. If the run waits for a child, and the child needs a person: the child's row.
     row: RunRow
     output: bytes | None = None  # JSON, if the run has succeeded
+
+
+class Activity(Struct, frozen=True, gc=False):
+    """What this process does as a worker, for metrics. Any thread may look at it."""
+
+    counts: Counts
+    worker: str | None = None  # the id of the worker; None: this process has driven no run yet
+    driven: int = 0  # how many runs it drives now
+    draining: bool = False
 
 
 class AskReading(Protocol):
@@ -123,6 +133,9 @@ class Engine(Protocol):
 
     async def work(self, *, stop: asyncio.Event | None = None) -> None:
         """Serve the queues until `stop` is set or `drain` is called; then release the runs under way."""
+
+    def activity(self) -> Activity:
+        """What this process does and has done as a worker. Any thread may call this."""
 
     def drain(self) -> None:
         """End every `work` under way. If no `work` is under way, end the next one. A signal handler may call this."""

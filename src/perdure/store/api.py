@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -205,6 +205,7 @@ class Claimed(Struct, frozen=True, gc=False):
     row: RunRow  # the run's row after the claim: row.seq is the seq of the event `run_claimed`
     events: tuple[Event, ...] | None = None  # the run's whole journal; None: not read with the claim
     post: tuple[InboxRow, ...] | None = None  # the run's inbox; None: not read with the claim
+    takeover: bool = False  # the worker before did not release the run: it died, or its lease expired
 
 
 class Append(Struct, frozen=True, gc=False):
@@ -273,6 +274,34 @@ class Backlog(Struct, frozen=True, gc=False):
     ready: int
     since: int | None  # when the run that has waited longest became ready (µs)
     held: int
+
+
+class Unfinished(NamedTuple):
+    """How many runs of an agent in a queue are in this status, and need attention for this reason."""
+
+    agent: str
+    queue: str
+    status: Status
+    attention: Reason | None
+    runs: int
+
+
+class Waiting(NamedTuple):
+    """How many runs, or approvals, of an agent in a queue wait; and since when the first of them does (µs)."""
+
+    agent: str
+    queue: str
+    number: int
+    since: int
+
+
+class StoreFigures(Struct, frozen=True, gc=False):
+    """What metrics say about a database. Each list has a row for a group of runs, and none for a single run."""
+
+    unfinished: Sequence[Unfinished]
+    ready: Sequence[Waiting]  # runs that wait for a worker
+    pending: Sequence[Waiting]  # approvals
+    held: Mapping[str, int]  # worker → how many runs it holds
 
 
 class ApprovalRow(Struct, frozen=True, gc=False):
@@ -668,6 +697,7 @@ class Reading(Protocol):
     """
 
     url: str
+    schema_version: int
     remote: bool  # true: a read crosses a network, so the event loop's own thread must never wait for a read
 
     @property
@@ -833,6 +863,12 @@ class Reading(Protocol):
     def close(self) -> None: ...
 
     # `list` comes last: below it, the name `list` would mean this method and not the type.
+    def figures(self, now: int) -> StoreFigures:
+        """Figures for metrics: grouped counts, which an index serves.
+
+        They are read beside all other work: a long count delays no worker of this process.
+        """
+
     def count(self, agent: str | None, tenant: str | None) -> dict[Status, int]:
         """How many runs have each status. If `agent` or `tenant` is given, only runs of that agent or tenant count.
 

@@ -487,7 +487,7 @@ class Take:
             attention=None,
             updated_at=max(row.updated_at, now),
         )
-        self.claimed = Claimed(Lease(row.run_id, worker, epoch, nonce), after)
+        self.claimed = Claimed(Lease(row.run_id, worker, epoch, nonce), after, takeover=was_lost)
 
     def with_journal(self, first: Row | None) -> Claimed:
         """The claim. If `first` is given, the claim contains the whole journal and an empty inbox.

@@ -346,6 +346,32 @@ SELECT count(*), coalesce(sum(size), 0), coalesce(sum(CASE WHEN place IS NULL TH
     coalesce(sum(CASE WHEN state = 'deleting' THEN 1 ELSE 0 END), 0)
 FROM perdure_artifacts
 
+-- == Figures ==========================================================================================================
+
+-- name: unfinished_runs
+-- How many runs are in each status, per agent and queue. Reads only the index of unfinished runs, and the lines.
+SELECT l.agent, l.queue, h.status, h.attention, h.runs FROM (
+    SELECT line, status, attention, count(*) AS runs FROM perdure_runs
+    WHERE status <> 'succeeded' AND status <> 'failed' AND status <> 'cancelled' AND specimen IS NULL
+    GROUP BY line, status, attention
+) AS h JOIN perdure_lines AS l ON l.id = h.line
+
+-- name: ready_runs
+-- How many runs wait for a worker, per agent and queue; and the ready_at of the run that has been ready longest.
+SELECT l.agent, l.queue, h.ready, h.since FROM (
+    SELECT line, count(*) AS ready, min(ready_at) AS since FROM perdure_runs WHERE ready_at <= ? GROUP BY line
+) AS h JOIN perdure_lines AS l ON l.id = h.line
+
+-- name: held_by_workers
+-- Reads only the index of held runs.
+SELECT holder, count(*) FROM perdure_runs WHERE holder IS NOT NULL GROUP BY holder
+
+-- name: pending_approvals
+-- How many approvals are pending, per agent and queue; and when the oldest of them was asked for.
+SELECT r.agent, r.queue, count(*), min(a.asked_at)
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
+WHERE a.status = 'pending' AND r.specimen IS NULL GROUP BY r.agent, r.queue
+
 -- == Checkpoints =======================================================================================================
 
 -- name: set_checkpoint

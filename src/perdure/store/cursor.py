@@ -71,6 +71,9 @@ class Database(Protocol):
     def read(self, name: str, params: Params = ()) -> list[Row]:
         """All rows of a statement that changes nothing."""
 
+    def read_beside(self, name: str, params: Params = ()) -> list[Row]:
+        """Like `read`, for a statement that may take long. No other thread of this process has to wait for it."""
+
     def lend(self, cursor: Cursor) -> AbstractContextManager[Any]:
         """Lend the transaction's own connection to a tool. The tool can use only its own tables."""
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import structs
 
 from perdure.core.events import RunFailed, StatusReported, ToolCallInitiated
-from perdure.store.api import Current, Filter, OpenAttempt, Place, RunRow, Status, Watched
+from perdure.store.api import Current, Filter, OpenAttempt, Place, RunRow, Status, StoreFigures, Unfinished, Waiting, Watched
 from perdure.store.approvals import Approvals
 from perdure.store.archive import JournalMove, Wholes, as_json
 from perdure.store.artifacts import Artifacts
@@ -51,6 +51,7 @@ class SqlStore(
     """The code that all dialects share. A dialect adds its database, and may replace parts by its own."""
 
     remote = False
+    schema_version: int
     pause_s = 0.0
     cut_off_after_s = float("inf")
 
@@ -133,6 +134,15 @@ class SqlStore(
             self._database.close()  # closing may write, and therefore fail
         finally:
             self._liveness.close()
+
+    def figures(self, now: int) -> StoreFigures:
+        read = self._database.read_beside
+        return StoreFigures(
+            unfinished=[Unfinished(*row) for row in read("unfinished_runs")],
+            ready=[Waiting(*row) for row in read("ready_runs", (now,))],
+            pending=[Waiting(*row) for row in read("pending_approvals")],
+            held=dict(read("held_by_workers")),
+        )
 
     def count(self, agent: str | None, tenant: str | None) -> dict[Status, int]:
         rows = self._database.read("count_by_status", {"agent": agent, "tenant": tenant})

@@ -43,14 +43,21 @@ class GroupCommit:
     """Commits queued appends in groups. Answers come back to the event loop, in one callback per commit.
 
     `locked` says whether a tool in this process may hold the write lock for long: then the loop's own thread never
-    commits.
+    commits. `committed` is called on the loop after each commit, with the number of its appends.
     """
 
-    def __init__(self, store: JournalStore, loop: asyncio.AbstractEventLoop, locked: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        store: JournalStore,
+        loop: asyncio.AbstractEventLoop,
+        locked: Callable[[], bool] = lambda: False,
+        committed: Callable[[int], None] = lambda appends: None,
+    ) -> None:
         self._store = store
         self._sends = cast(Sends, store) if store.remote else None
         self._loop = loop
         self._locked = locked
+        self._committed = committed
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
@@ -150,7 +157,9 @@ class GroupCommit:
         queued appends.
         """
         if self.idle:
-            return self._store.append([append])[0]
+            answer = self._store.append([append])[0]
+            self._committed(1)
+            return answer
         # The answer must not come through the loop: the calling thread may be the loop's own thread, which waits here.
         waiting = _Waiting(append, None, threading.Event())
         self._put(waiting)
@@ -231,6 +240,8 @@ class GroupCommit:
             pass  # the loop is closed: the commit stands, and no drive waits for the answer any more
 
     def _deliver(self, group: list[_Waiting]) -> None:
+        if durable := sum(not isinstance(waiting.answer, Exception) for waiting in group):
+            self._committed(durable)
         for waiting in group:
             if waiting.done is None:
                 continue

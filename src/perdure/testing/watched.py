@@ -26,7 +26,7 @@ class _WatchedEngine(LocalEngine):
 
     def _new_worker(self) -> Worker:
         app = self._app
-        return Worker(self.store, app.versions.values(), app.settings, app.clock, app._observers, app.queues, app.performing)
+        return Worker(self.store, app.versions.values(), app.settings, app.clock, app._observers, app.queues, app.performing, self._counts)
 
 
 class WatchedPerdure(Perdure):

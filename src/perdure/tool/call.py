@@ -38,7 +38,7 @@ class Call:
     parameter is not an argument of the tool.
 
     A Call has the `run_id`, the `number` of the call in its run, the number of the `attempt` (from 1), the `deadline`
-    of the attempt (None: no time-out), and the run's `tenant` and `actor`.
+    of the attempt (None: no time-out), and the run's `tenant`, `actor` and `agent` (the agent's name).
 
     `last_progress` is what an earlier attempt of this call last reported with `heartbeat`; None if it reported
     nothing. After a crash it is the last progress that was stored, which may be some seconds older. It is a hint about
@@ -55,6 +55,7 @@ class Call:
         deadline: datetime | None,
         tenant: str,
         actor: str | None,
+        agent: str = "",
         connection: Any = None,
         last_progress: Any = None,
         on_heartbeat: Callable[[Call], None] | None = None,
@@ -71,6 +72,7 @@ class Call:
         self.deadline = deadline
         self.tenant = tenant
         self.actor = actor
+        self.agent = agent
         self.last_progress = last_progress
         self._progress: bytes | None = None
         self._connection = connection

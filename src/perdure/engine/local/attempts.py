@@ -285,14 +285,16 @@ class Attempt:
     def _abandon(self) -> None:
         if self._job is not None:
             self._threads.abandon(self._job)
-        log.warning("%s does not stop; its worker waits no longer, and it may still be running", self._what)
+        log.warning("%s does not stop; its worker waits no longer, and it may still be running", self._what, extra=self._about)
         self._finish(Abandoned(self._stop_failure("and has not stopped since; it may still be running")))
 
     # -- the answer ---------------------------------------------------------------------------------------------------
     def _end(self, answer: Returned | Unrecordable | Raised) -> None:
         """Report the answer of a task or thread that has ended."""
         if self._done is None:
-            log.warning("%s has ended after its worker stopped waiting; its outcome is dropped: %.200r", self._what, answer)
+            log.warning(
+                "%s has ended after its worker stopped waiting; its outcome is dropped: %.200r", self._what, answer, extra=self._about
+            )
         else:
             self._finish(answer if self._stopped is None else self._stopped_answer(answer))
 
@@ -342,6 +344,11 @@ class Attempt:
             message = f"no heartbeat for {self._tool.heartbeat_timeout_s:g} s: {self._what} did not call call.heartbeat, {after}"
             return Failure(kind="timeout", type="HeartbeatTimeout", message=message, lineage=("TimeoutError", "OSError", "Exception"))
         return Failure(kind="cancelled", type="CancelledError", message=f"{self._what} was cancelled {after}")
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        call = self._call
+        return {"run": call.run_id, "call": call.number, "attempt": call.attempt, "agent": call.agent, "tenant": call.tenant}
 
     @property
     def _what(self) -> str:

@@ -63,6 +63,7 @@ from perdure.core.steps import (
 from perdure.core.steps import StepAppend as CoreAppend
 from perdure.engine.artifacts import Vaults
 from perdure.engine.clock import Clock
+from perdure.engine.counts import Counts
 from perdure.engine.local.attempts import Attempt, perform_in_transaction, reconcile
 from perdure.engine.local.limits import Debts, OneAtATime, answer, look
 from perdure.engine.local.progress import ProgressKeeper
@@ -112,6 +113,7 @@ class Host(Protocol):
     group: GroupCommit
     commits_here: bool
     entered: str | None
+    counts: Counts
 
     @property
     def transacting(self) -> bool: ...
@@ -178,6 +180,11 @@ class Drive:
         self._alarm: asyncio.TimerHandle | None = None
 
     # -- from outside: plain calls on the worker's loop ---------------------------------------------------------------
+    @property
+    def about(self) -> dict[str, str]:
+        """The run, for log records about it: `log.info(…, extra=drive.about)`."""
+        return {"run": self.run_id, "agent": self._row.agent, "tenant": self._row.tenant}
+
     @property
     def state(self) -> RunState:
         return self._core.state
@@ -265,6 +272,8 @@ class Drive:
                         step = core.step(given, host.clock.now(), int(now_s * 1_000_000), more=bool(inputs))
                     finally:
                         host.entered = None
+                    if type(given) is JournalRead:
+                        host.counts.replay_s.add(host.loop.time() - now_s)
                     if step == _NOTHING:
                         break  # the common case: the append is durable, and the end of its attempt is the next input
                     self._carry_out(step)
@@ -321,7 +330,7 @@ class Drive:
 
     def _act_before_append(self, step: Step) -> None:
         for note in step.notes:
-            log.log(_LEVELS[note.level], "%s", note.text)
+            log.log(_LEVELS[note.level], "%s", note.text, extra=self.about)
         for number in step.stop:
             running = self._attempts.get(number)
             if running is not None:
@@ -430,6 +439,7 @@ class Drive:
             deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
             tenant=self._row.tenant,
             actor=self._row.actor,
+            agent=self._row.agent,
             connection=connection,
             last_progress=None if begin.last_progress is None else codec.decode(begin.last_progress),
             on_heartbeat=heard,
@@ -501,6 +511,7 @@ class Drive:
             return
         try:
             said: Appended | Exception = host.store.append([append])[0]
+            host.counts.batch.add(1)
         except Exception as error:
             said = error
         self._answered(append, said)
@@ -513,6 +524,7 @@ class Drive:
         if self.over:
             return
         if isinstance(said, Committed):
+            self._host.counts.commit_s.add(time.monotonic() - self._sent_s)
             self._durable(append, None)
         elif isinstance(said, Refused):
             self._refused(append, said.why)
@@ -573,6 +585,7 @@ class Drive:
                 if type(durable.event.body) not in _PLAIN:
                     host.committed(self.run_id, sealed)
                     break
+            host.counts.appended(self._row.agent, self._row.queue, core.state, sealed)
             if host.observers:
                 host.observe(self.run_id, sealed)
             sent_s = self._sent_s
@@ -630,6 +643,7 @@ class Drive:
         def looked(found: tuple[RunRow | None, Sequence[InboxRow]] | Exception) -> None:
             row, post = (None, ()) if isinstance(found, Exception) else found
             ours = row is not None and (row.holder, row.epoch, row.seq) == (lease.worker, lease.epoch, append.expected_seq)
+            self._host.counts.fenced_writes += not ours
             if not self.over:
                 self._feed(AppendRefused(why, ours, post))
 
@@ -643,7 +657,12 @@ class Drive:
         # hard to find.
         level = logging.ERROR if self._failures % 6 == 1 else logging.DEBUG
         log.log(
-            level, "run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s", self.run_id, in_full(error), delay_s
+            level,
+            "run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s",
+            self.run_id,
+            in_full(error),
+            delay_s,
+            extra=self.about,
         )
         self._again = self._host.loop.call_later(delay_s, again)
 
@@ -711,7 +730,7 @@ class Drive:
                 case Conflict() | NotFound() | StoreError():
                     # Either a vote was faster, and the vote arrives in the inbox. Or the clock was set back, the
                     # request itself is not durable yet, or the store is busy: then the core tries again.
-                    log.info("approval %s: %s", settle.approval, in_full(error))
+                    log.info("approval %s: %s", settle.approval, in_full(error), extra=self.about)
                     self._feed_soon(NotSettled(settle.number))
                 case _:
                     if not self.over:
@@ -722,7 +741,7 @@ class Drive:
     def _cancel_child(self, child: CancelChild) -> None:
         def done(error: Exception | None) -> None:
             if error is not None and not self.over:
-                log.error("run %s: its child cannot be cancelled yet: %s; trying again", self.run_id, in_full(error))
+                log.error("run %s: its child cannot be cancelled yet: %s; trying again", self.run_id, in_full(error), extra=self.about)
                 self._host.loop.call_later(_AGAIN_S, self._cancel_child, child)
 
         if not self.over:

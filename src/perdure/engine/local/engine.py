@@ -31,8 +31,9 @@ from perdure.core.events import (
 )
 from perdure.core.state import RunState, fold
 from perdure.core.transitions import Reached, is_news
-from perdure.engine.api import Reading, RunResult, no_such_run
+from perdure.engine.api import Activity, Reading, RunResult, no_such_run
 from perdure.engine.clock import Clock
+from perdure.engine.counts import Counts
 from perdure.engine.local.attempts import is_inside_call
 from perdure.engine.local.sandbox import refuse_app
 from perdure.engine.local.watch import PAGE, Watch
@@ -123,6 +124,7 @@ class LocalEngine:
         self._store: Store | None = None
         self._starts = Starts(lambda: self.store)
         self._worker: Worker | None = None
+        self._counts = Counts()
         self._asking = ReadingThreads()
         self._watch = Watch(lambda: self.store, self._ask, clock, settings.poll_s, self._reap)
         self._opening = asyncio.Lock()
@@ -272,7 +274,7 @@ class LocalEngine:
         self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, agents: Sequence[Agent[Any, Any]] | None = None
     ) -> RunRow:
         if agents is not None:
-            async with Worker(self.store, agents, self._settings, self._clock, self._observers) as own:
+            async with Worker(self.store, agents, self._settings, self._clock, self._observers, counts=self._counts) as own:
                 return await own.drive_one(run_id, wait=wait, stop=stop)
         if is_inside_call() and self._worker is not None and self._worker.draining:
             # A new worker would begin only after the drain, and the drain waits for this very tool: a deadlock.
@@ -323,7 +325,11 @@ class LocalEngine:
             return self._worker
 
     def _new_worker(self) -> Worker:
-        return Worker(self.store, self._agents.values(), self._settings, self._clock, self._observers, self._queues)
+        return Worker(self.store, self._agents.values(), self._settings, self._clock, self._observers, self._queues, counts=self._counts)
+
+    def activity(self) -> Activity:
+        worker = self._worker
+        return Activity(self._counts) if worker is None else Activity(self._counts, worker.id, worker.driven, draining=worker.draining)
 
     @property
     def _draining(self) -> bool:

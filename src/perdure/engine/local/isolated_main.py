@@ -166,6 +166,7 @@ def _become_tool(request: dict[str, Any]) -> None:
 
 def _run(request: dict[str, Any], answers: int) -> None:
     import asyncio
+    import logging
     import threading
 
     import msgspec
@@ -185,6 +186,10 @@ def _run(request: dict[str, Any], answers: int) -> None:
 
     try:
         tool = _load_tool(request)
+        if log_format := os.environ.get("PERDURE_LOG_FORMAT"):  # after the module: it may configure logging itself
+            from perdure.logs import log_to_stderr
+
+            log_to_stderr(log_format, logging.INFO)
         call = _call(request, tell)
         in_call.set(call)  # before the arguments are decoded: artifacts in them have the rights of this call
         kwargs = tool.with_call(tool.arguments(request["args"].encode()), call)

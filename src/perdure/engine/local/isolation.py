@@ -84,7 +84,7 @@ class Isolated:
             "path": [os.path.abspath(entry) for entry in sys.path],
             "args": args.decode("utf-8"),
             "call": {
-                **{name: getattr(call, name) for name in ("key", "run_id", "number", "attempt", "tenant", "actor")},
+                **{name: getattr(call, name) for name in ("key", "run_id", "number", "attempt", "tenant", "actor", "agent")},
                 "deadline": None if call.deadline is None else call.deadline.isoformat(),
                 "reads_only": call.reads_only,
                 "last_progress": call.last_progress,

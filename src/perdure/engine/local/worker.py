@@ -35,6 +35,7 @@ from perdure.engine import threads
 from perdure.engine.api import no_such_run
 from perdure.engine.artifacts import Vaults
 from perdure.engine.clock import Clock
+from perdure.engine.counts import Counts
 from perdure.engine.local import sandbox
 from perdure.engine.local.child_discovery import ChildAgents
 from perdure.engine.local.drive import Drive, Performing
@@ -146,8 +147,10 @@ class Worker:
         observers: Sequence[Observer] = (),
         queues: Sequence[str] | None = None,
         performing: Performing | None = None,
+        counts: Counts | None = None,
     ) -> None:
         self.store = store
+        self.counts = counts or Counts()
         self.settings = settings
         self.clock = clock
         self.threads = Threads(settings.threads)
@@ -156,6 +159,10 @@ class Worker:
         # The same agents for claims. A run without a version takes the last version here, so agents of children that
         # were found later come first: they never replace a version that this worker was told to serve.
         self.served = list(self.agents)
+        for one in self.agents.values():
+            # A counter that begins with its first takeover would show no increase at that time.
+            self.counts.claims.add((one.name, one.queue or "default"), 0)
+            self.counts.takeovers.add((one.name, one.queue or "default"), 0)
         self.queues = queues
         self.performing = performing
         self.run_settings = run_settings(settings, still=clock.still)
@@ -198,7 +205,7 @@ class Worker:
         self.loop = asyncio.get_running_loop()
         sandbox.guard()
         threads.guard(self.loop)
-        self.group = GroupCommit(self.store, self.loop, lambda: self.transacting)
+        self.group = GroupCommit(self.store, self.loop, lambda: self.transacting, self.counts.batch.add)
         self._renewer = Renewer(self.store, self.id, self.clock, self.settings.lease_s, Watchdog(self.loop, self._inside))
         self._dispatcher = Dispatcher(self.store, self.settings, self.clock, self._asking, busy=lambda: self.transacting)
         self._tasks: list[asyncio.Task[None]] = []
@@ -372,6 +379,11 @@ class Worker:
     def draining(self) -> bool:
         """Has this worker begun to drain? After that it claims nothing, and never serves again."""
         return self._draining
+
+    @property
+    def driven(self) -> int:
+        """How many runs this worker drives now."""
+        return len(self._drives)
 
     @property
     def drained(self) -> bool:
@@ -560,6 +572,7 @@ class Worker:
 
     async def _drain(self) -> None:
         """Claim nothing more, and release every run."""
+        self.counts.drains += not self._draining
         self._draining = True
         self._notice()
         while self._drives:  # repeat this: a claim that was under way may return another run
@@ -573,10 +586,14 @@ class Worker:
         for drive in drives:
             drive.drain()
         for drive in await self._left(drives, self.settings.drain_timeout_s):
-            log.warning("run %s: still at work after %.0f s; ending its calls", drive.run_id, self.settings.drain_timeout_s)
+            log.warning(
+                "run %s: still at work after %.0f s; ending its calls", drive.run_id, self.settings.drain_timeout_s, extra=drive.about
+            )
             drive.stop_attempts()
         for drive in await self._left(drives, self.settings.cancel_grace_s + 5.0):
-            log.error("run %s: could not be drained in time; it is released like the run of a silent worker", drive.run_id)
+            log.error(
+                "run %s: could not be drained in time; it is released like the run of a silent worker", drive.run_id, extra=drive.about
+            )
             drive.abort()
             self._release_aborted(drive.run_id, drive.lease.epoch)
 
@@ -727,7 +744,7 @@ class Worker:
         return bool(stranded)
 
     def _begin(self, claimed: Sequence[Claimed], post: Sequence[InboxRow]) -> None:
-        taken_over = [one.lease.run_id for one in claimed if one.row.crashes]
+        taken_over = [one.lease.run_id for one in claimed if one.takeover]
         if taken_over:
             log.info("took over from a worker that is gone: %s", ", ".join(f"run {run_id}" for run_id in taken_over[:10]))
         for one in claimed:
@@ -739,6 +756,10 @@ class Worker:
 
     def _begin_one(self, claimed: Claimed) -> None:
         run_id = claimed.lease.run_id
+        served = (claimed.row.agent, claimed.row.queue)
+        self.counts.claims.add(served)
+        if claimed.takeover:
+            self.counts.takeovers.add(served)
         before = self._drives.get(run_id)
         if before is not None:
             before.abort()  # the old drive lost its lease while this process slept, and has not noticed this yet
@@ -784,6 +805,7 @@ class Worker:
         try:
             if not drive.over:
                 events, debts, progress, used = self._read(claimed, parked) if reading is None else reading.result()
+                self.counts.resumes.add(("new" if claimed.row.epoch == 1 else "journal" if used is None else "memory",))
                 drive.begin(events, debts, progress, used)
                 self._wake_beside(drive.run_id)  # its journal may already name children, for which callers wait
         except Exception as error:
@@ -799,13 +821,14 @@ class Worker:
     def broke(self, drive: Drive, error: Exception) -> None:
         """Abort a drive after a bug or an error of the store, and release its run. The other runs continue."""
         if isinstance(error, Fenced):
-            log.warning("%s; this worker stops working on it", error)
+            log.warning("%s; this worker stops working on it", error, extra=drive.about)
         else:
             log.error(
                 "run %s: cannot be driven here: %s",
                 drive.run_id,
                 in_full(error),
                 exc_info=None if isinstance(error, PerdureError) else error,
+                extra=drive.about,
             )
         drive.abort()
         self._release_broken(drive, error)
@@ -827,14 +850,15 @@ class Worker:
             if answer is None:
                 return  # another worker holds the run, or it was released before
             if isinstance(answer, Committed):
-                log.info("run %s: released", drive.run_id)
+                log.info("run %s: released", drive.run_id, extra=drive.about)
                 return
             # Retry a refusal as well: between the read and the write, an earlier append of this worker, whose answer
             # was lost, may have arrived.
             ours = answer if isinstance(answer, Exception) and not isinstance(answer, PerdureError) else None
             words = "run %s: cannot be released yet: %s; trying again in %.0f s"
             level = logging.DEBUG if isinstance(answer, StoreUnavailable) and self.store.remote else logging.ERROR
-            log.log(level, words, drive.run_id, answer if isinstance(answer, Exception) else answer.why, AGAIN_AFTER_S, exc_info=ours)
+            why = answer if isinstance(answer, Exception) else answer.why
+            log.log(level, words, drive.run_id, why, AGAIN_AFTER_S, exc_info=ours, extra=drive.about)
             self.loop.call_later(AGAIN_AFTER_S, self._release_broken, drive, error)
 
         if not self._closed:

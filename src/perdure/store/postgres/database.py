@@ -74,6 +74,10 @@ class PostgresDatabase:
         """
         return self.reading(lambda cursor: cursor.all(name, params))
 
+    def read_beside(self, name: str, params: Params = ()) -> list[Row]:
+        """Like `read`: each read has a connection for itself."""
+        return self.read(name, params)
+
     def reading(self, look: Callable[[PostgresCursor], T]) -> T:
         """Run statements that change nothing, each statement in a transaction of its own."""
         for last in (False, True):

@@ -57,6 +57,7 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
     """A journal in a PostgreSQL database, shared by any number of workers on any number of machines."""
 
     remote = True
+    schema_version = len(MIGRATIONS)
     pause_s = LONGEST_PAUSE_S
     cut_off_after_s = GRACE_S - 1.0  # one second less than GRACE_S, for safety
     _database: PostgresDatabase

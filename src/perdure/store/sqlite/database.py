@@ -77,6 +77,8 @@ class SqliteDatabase:
         self._closed = False
         self._write_lock = threading.RLock()
         self._read_lock = self._write_lock if path is None else threading.RLock()
+        self._beside_lock = threading.Lock()
+        self._beside: apsw.Connection | None = None  # for `read_beside`
         if path is not None:
             check_place(path)
             create_private(path)
@@ -151,14 +153,33 @@ class SqliteDatabase:
     def read(self, name: str, params: Params = ()) -> list[Row]:
         """All rows of a statement, by its name in queries.sql."""
         with self._read_lock:
+            return self._rows(self._reader, name, params)
+
+    def read_beside(self, name: str, params: Params = ()) -> list[Row]:
+        """Like `read`, on a connection of its own, which is opened at its first use.
+
+        The event loop of a worker reads through `read`: it must not wait until a long count has ended.
+        """
+        if self.path is None:
+            return self.read(name, params)
+        with self._beside_lock:
+            if self._closed:
+                raise StoreError("has been closed by this process; open the store again", where=self.where)
             try:
-                return self._reader.execute(QUERIES[name], params).fetchall()
-            except UnicodeEncodeError:
-                return []  # a parameter has a lone surrogate: no stored text can match the parameter
-            except UnicodeDecodeError:
-                raise not_text(self.where) from None
+                self._beside = self._beside or self._connect_reader()
             except apsw.Error as error:
                 raise translated(error, self.where) from None
+            return self._rows(self._beside, name, params)
+
+    def _rows(self, connection: apsw.Connection, name: str, params: Params) -> list[Row]:
+        try:
+            return connection.execute(QUERIES[name], params).fetchall()
+        except UnicodeEncodeError:
+            return []  # a parameter has a lone surrogate: no stored text can match the parameter
+        except UnicodeDecodeError:
+            raise not_text(self.where) from None
+        except apsw.Error as error:
+            raise translated(error, self.where) from None
 
     @contextmanager
     def lend(self, cursor: Cursor) -> Iterator[ToolConnection]:
@@ -202,10 +223,14 @@ class SqliteDatabase:
 
     def close(self) -> None:
         """Close both connections. With the last connection of all processes, SQLite moves the log into the file."""
-        with self._write_lock, self._read_lock:
+        if self._beside is not None and not self._closed:
+            self._beside.interrupt()  # a long count must not delay the end of the process
+        with self._beside_lock, self._write_lock, self._read_lock:
             if self._closed:
                 return
             self._closed = True
+            if self._beside is not None:
+                self._beside.close(True)
             self._reader.close(True)
             if self._writer is not None:
                 self._writer.close(True)

@@ -20,6 +20,7 @@ from perdure.store.sqlite.place import workers_folder
 class SqliteStore(SqlStore):
     """A journal in one SQLite file, or in memory if there is no path."""
 
+    schema_version = len(MIGRATIONS)
     _database: SqliteDatabase
 
     def __init__(self, url: str, path: Path | None, *, synchronous: str = "full", busy_s: float = 10.0) -> None:

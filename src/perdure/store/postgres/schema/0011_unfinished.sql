@@ -1,0 +1,3 @@
+-- The unfinished runs, so that they are counted by status without a look at the finished ones, of which there may be millions.
+CREATE INDEX perdure_runs_unfinished ON perdure_runs (line, status, attention)
+WHERE status <> 'succeeded' AND status <> 'failed' AND status <> 'cancelled' AND specimen IS NULL;
