@@ -147,6 +147,7 @@ def _whole(run: ExportedJournal, export: Export, made: Specimen) -> Whole:
         blobs=sorted({payload.blob for event in run.events for payload in payloads(event.body) if isinstance(payload.blob, str)}),
         artifacts=[],
         checkpoints=[(run.state.checkpoint, 0, None, None, None)] if run.state.checkpoint else [],
+        labels=list(run.state.labels.items()),
     )
 
 
@@ -184,6 +185,7 @@ def new_fork(
                 if isinstance(payload.blob, str)
             }
         ),
+        labels=list(state.labels.items()),
     )
     return NewFork(whole, parent, blobs)
 

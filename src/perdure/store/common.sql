@@ -346,6 +346,19 @@ SELECT count(*), coalesce(sum(size), 0), coalesce(sum(CASE WHEN place IS NULL TH
     coalesce(sum(CASE WHEN state = 'deleting' THEN 1 ELSE 0 END), 0)
 FROM perdure_artifacts
 
+-- == Labels ===========================================================================================================
+
+-- name: set_label
+INSERT INTO perdure_labels (run, key, value, created_at)
+SELECT r.id, CAST(? AS TEXT), CAST(? AS TEXT), r.created_at FROM perdure_runs AS r WHERE r.id = ?
+ON CONFLICT (run, key) DO UPDATE SET value = excluded.value
+
+-- name: remove_label
+DELETE FROM perdure_labels WHERE run = ? AND key = ?
+
+-- name: remove_labels
+DELETE FROM perdure_labels WHERE run = ?
+
 -- == Checkpoints =======================================================================================================
 
 -- name: set_checkpoint

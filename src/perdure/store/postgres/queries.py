@@ -54,6 +54,11 @@ class PostgresCursor:
     def patience(self, seconds: float) -> None:
         self.connection.execute(f"SET LOCAL lock_timeout = {max(round(seconds * 1000), 1)}".encode())
 
+    def select(self, sql: str, params: Mapping[str, Any]) -> list[Row]:
+        statement = numbered(sql)
+        # Not prepared: a prepared statement gets one plan for all values, and a query for a rare value needs another one.
+        return self._cursor.execute(statement.sql, statement.values(params), binary=True, prepare=False).fetchall()
+
     def _run(self, name: str, params: Params) -> psycopg.RawCursor[Any]:
         statement = QUERIES[name]
         return self._cursor.execute(statement.sql, statement.values(params), binary=True)
