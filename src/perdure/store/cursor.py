@@ -93,8 +93,11 @@ class Database(Protocol):
     def read(self, name: str, params: Params = ()) -> list[Row]:
         """All rows of a statement that changes nothing."""
 
-    def select(self, sql: str, params: Mapping[str, Any]) -> list[Row]:
-        """All rows of a statement that store/finding.py has put together."""
+    def select(self, sql: str, params: Mapping[str, Any], *, in_order: bool = False) -> list[Row]:
+        """All rows of a statement that store/finding.py has put together.
+
+        `in_order`: read the rows in the order of an index until there are enough, and do not sort all rows that match.
+        """
 
     def lend(self, cursor: Cursor) -> AbstractContextManager[Any]:
         """Lend the transaction's own connection to a tool. The tool can use only its own tables."""

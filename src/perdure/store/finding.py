@@ -3,7 +3,8 @@
 The SQL is put together from the fixed texts in this file and in `Words`; values are bound as parameters, never written
 into the text. Each statement reads its runs in the order of one index (its driver), so that the first page costs no
 more than the runs that are looked at for it. PostgreSQL knows how the values are distributed and may take another index.
-SQLite does not know it: a `+` before the columns of the other terms keeps it from their indexes.
+SQLite does not know it: so this module looks first whether a term has few runs, and a `+` before the columns of the
+other terms keeps SQLite from their indexes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from perdure.store.labels import Labels
 from perdure.store.rows import key_of, listed_row
 
 COST_PAGE = 500  # how many runs are read at a time if their costs have to be summed
-FEW_IDS = 2000  # so many runs or fewer are sorted in memory, to use the index of ids
+FEW = 20_000  # a term with so many runs or fewer drives, and the runs of an id pattern are sorted in memory
 _COLUMNS = ", ".join(f"r.{name}" for name in RUN_COLUMNS.split(", "))
 _OLDEST, _NEWEST = "ASC", "DESC"
 _CURSOR = re.compile(r"([no])([0-9a-f]{1,16})\.([0-9a-f]{1,16})\Z")
@@ -76,14 +77,15 @@ class _Statement:
         return f"{self.words.undriven}r.status IN ({', '.join(_LITERALS[one] for one in wanted)})"
 
     # -- one SELECT ---------------------------------------------------------------------------------------------------
-    def where(self, query: Query, wanted: Sequence[str], *, ids: bool) -> tuple[str, str, str]:
-        """FROM, WHERE, and the alias whose created_at gives the order. `ids`: the index of ids may drive."""
+    def where(self, query: Query, wanted: Sequence[str], rare: Term | None) -> tuple[str, str, str]:
+        """FROM, WHERE, and the alias whose created_at gives the order. `rare`: this term has few runs, and drives."""
         source, ordered, conditions = "perdure_runs AS r", "r", []
         terms = [term for term in query.terms if term.key not in ("status", "cost")]
-        driver = next(filter(None, (_first(terms, key, ids=ids) for key in ("id", "parent", "label"))), None)
+        driver = rare or next((term for key in ("id", "parent", "label") for term in terms if term.key == key and _drives(term)), None)
         status = wanted[0] if driver is None and len(wanted) == 1 and wanted[0] != "succeeded" else None
         if driver is None and status is None:
-            driver = next(filter(None, (_first(terms, key, ids=ids) for key in ("error", "tenant", "queue", "agent"))), None)
+            keys = ("error", "tenant", "queue", "agent")
+            driver = next((term for key in keys for term in terms if term.key == key and _drives(term)), None)
         for term in terms:
             if term is not driver:
                 conditions.append(
@@ -116,20 +118,32 @@ class _Statement:
         first = re.split(r"[*?]", term.values[0], maxsplit=1)[0]
         return f"r.run_id >= {self.bind(first)} AND r.run_id < {self.bind(first[:-1] + chr(ord(first[-1]) + 1))}"
 
-    def select(self, query: Query, limit: int, after: tuple[int, int] | None, order: str, *, ids: bool) -> str:
+    def few(self, term: Term) -> str:
+        """How many runs the term has, counted up to one more than FEW."""
+        if term.key == "label":
+            of = f"perdure_labels AS l WHERE {self._label('l', term)}"
+        elif term.key == "id":
+            of = f"perdure_runs AS r WHERE {self._id_range(term)}"
+        else:
+            beside = "" if term.key == "agent" else f"r.{term.key} <> 'default' AND "
+            of = f"perdure_runs AS r WHERE {beside}{self.condition(term, driven=True)}"
+        return f"SELECT count(*) FROM (SELECT 1 FROM {of} LIMIT {self.bind(FEW + 1)}) AS few"
+
+    def select(self, query: Query, limit: int, after: tuple[int, int] | None, order: str, rare: Term | None) -> str:
         wanted = query.statuses
         # The runs of several statuses are read from the index of statuses one after the other, and merged.
-        separate = "succeeded" not in wanted and not any(query.has(key) for key in ("label", "parent", "id", "error"))
+        other = rare is not None or any(_drives(term) for term in query.terms if term.key in ("label", "parent", "id", "error"))
+        separate = "succeeded" not in wanted and not other
         branches = [(status,) for status in wanted] if separate else [wanted]
         most = self.bind(limit)
-        selects = [self._branch(query, branch, most, after, order, ids=ids) for branch in branches if branch]
+        selects = [self._branch(query, branch, most, after, order, rare) for branch in branches if branch]
         if len(selects) == 1:
             return selects[0]
         merged = " UNION ALL ".join(f"SELECT * FROM ({one}) AS b{number}" for number, one in enumerate(selects))
         return f"{merged} ORDER BY created_at {order}, id {order} LIMIT {most}" if selects else ""
 
-    def _branch(self, query: Query, wanted: Sequence[str], most: str, after: tuple[int, int] | None, order: str, *, ids: bool) -> str:
-        source, conditions, by = self.where(query, wanted, ids=ids)
+    def _branch(self, query: Query, wanted: Sequence[str], most: str, after: tuple[int, int] | None, order: str, rare: Term | None) -> str:
+        source, conditions, by = self.where(query, wanted, rare)
         key = "l.run" if by == "l" else "r.id"
         beyond = ""
         if after is not None:
@@ -140,26 +154,29 @@ class _Statement:
 _LITERALS = {status: f"'{status}'" for status in STATUSES}
 
 
-def _first(terms: Sequence[Term], key: str, *, ids: bool) -> Term | None:
-    """The first term with this key by whose index the runs can be read."""
-    for term in terms:
-        if term.key != key or term.negated:
-            continue
-        match key:
-            case "label" if term.compare == "like":
-                continue
-            case "parent" if term.values == ("none",):
-                continue
-            case "tenant" | "queue" if term.values == ("default",):
-                continue  # most runs have it, and the index does not have these runs
-            case "id" if term.compare == "like" and not (ids and _has_prefix(term)):
-                continue
-        return term
-    return None
+def _drives(term: Term) -> bool:
+    """Can the runs of this term be read in their order from an index, without looking how many they are?"""
+    if term.negated:
+        return False
+    match term.key:
+        case "label" | "id":
+            return term.compare == "="
+        case "parent":
+            return term.values != ("none",)
+        case "tenant" | "queue":
+            return term.values != ("default",)  # most runs have it, and the index does not have these runs
+        case "error" | "agent":
+            return True
+        case _:
+            return False
 
 
-def _has_prefix(term: Term) -> bool:
-    return term.values[0][0] not in "*?" and ord(re.split(r"[*?]", term.values[0], maxsplit=1)[0][-1]) < 0xD7FF
+def _is_range(term: Term) -> bool:
+    """Is this an id pattern that begins with some characters, so that its runs are a range of the index of ids?"""
+    if term.key != "id" or term.compare != "like" or term.negated:
+        return False
+    first = re.split(r"[*?]", term.values[0], maxsplit=1)[0]
+    return bool(first) and ord(first[-1]) < 0xD7FF
 
 
 def cursor_of(row: Row, *, oldest_first: bool) -> str:
@@ -211,17 +228,35 @@ class Finding(Labels, Costs):
             place = page[-1][_CREATED_AT], key_of(page[-1])
 
     def _page(self, query: Query, limit: int, place: tuple[int, int] | None, oldest_first: bool) -> list[Row]:
-        words = self._database.words
-        ids = _first(query.terms, "id", ids=True)
-        if ids is not None and ids.compare == "like":
-            probe = _Statement(words)
-            sql = f"SELECT count(*) FROM (SELECT 1 FROM perdure_runs AS r WHERE {probe._id_range(ids)} LIMIT {probe.bind(FEW_IDS + 1)}) AS few"
-            ((number,),) = self._database.select(sql, probe.params)
-            if number > FEW_IDS:
-                ids = None  # too many to sort: these runs are frequent enough to be found by walking through all of them
-        statement = _Statement(words)
-        sql = statement.select(query, limit, place, _OLDEST if oldest_first else _NEWEST, ids=ids is not None)
-        return self._database.select(sql, statement.params) if sql else []
+        rare = self._rare(query)
+        since = max((term.number for term in query.terms if term.key == "updated" and term.compare == ">="), default=None)
+        if since is not None and not oldest_first:
+            # All runs that were created since then match, and come first. Only if they do not fill the page, all older
+            # runs have to be looked at: no index has the time of the last event, since every append would change it.
+            recent = self._select(Query((*query.terms, Term("created", ">=", number=since))), limit, place, _NEWEST, rare)
+            if len(recent) == limit:
+                return recent
+        return self._select(query, limit, place, _OLDEST if oldest_first else _NEWEST, rare)
+
+    def _select(self, query: Query, limit: int, place: tuple[int, int] | None, order: str, rare: Term | None) -> list[Row]:
+        statement = _Statement(self._database.words)
+        sql = statement.select(query, limit, place, order, rare)
+        # The runs of an id pattern, and of a parent, are few: they are sorted.
+        sorts = any(term.key in ("id", "parent") and (term is rare or _drives(term)) for term in query.terms)
+        return self._database.select(sql, statement.params, in_order=not sorts) if sql else []
+
+    def _rare(self, query: Query) -> Term | None:
+        """A term that only few runs have, if that has to be looked up."""
+        ranges = [term for term in query.terms if _is_range(term)]
+        indexed = [term for term in query.terms if term.key in ("label", "agent", "tenant", "queue") and _drives(term)]
+        if self._database.words.undriven and len(indexed) + query.has("status") + query.has("error") > 1:
+            ranges += indexed  # several terms could drive, and the database does not know which of them has few runs
+        for term in ranges:
+            statement = _Statement(self._database.words)
+            ((number,),) = self._database.select(statement.few(term), statement.params)
+            if number <= FEW:
+                return term
+        return None
 
     def count(self, query: Query, by: str = "status", limit: int = 1000) -> dict[str | None, int]:
         costs = [term for term in query.terms if term.key == "cost"]
@@ -231,7 +266,7 @@ class Finding(Labels, Costs):
         wanted = query.statuses
         if not wanted:
             return {}
-        source, conditions, _ = statement.where(query, wanted, ids=True)
+        source, conditions, _ = statement.where(query, wanted, next(filter(_is_range, query.terms), None))
         group, join = self._group(statement, by)
         sql = (
             f"SELECT {group}, count(*) FROM {source}{join} WHERE {conditions} AND r.specimen IS NULL GROUP BY {group} "

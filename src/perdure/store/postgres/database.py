@@ -39,11 +39,11 @@ TOOL_S = 600.0  # how long a tool's own statement may take; the tool's timeout l
 class PostgresDatabase:
     """Runs statements and transactions, each on a connection of its own. Thread-safe."""
 
-    # LIKE; `lower` would depend on the locale of the database.
+    # With COLLATE "C", `lower` changes A to Z only, as SQLite does it.
     words = Words(
         undriven="",
         like="{column} LIKE {value}",
-        like_folded="translate({column}, 'ABCDEFGHIJKLMNOPQRSTUVWXYZ', 'abcdefghijklmnopqrstuvwxyz') LIKE {value}",
+        like_folded='lower({column} COLLATE "C") LIKE {value}',
         escaped="\\%_",
         escape="\\{}",
         any="%",
@@ -85,8 +85,8 @@ class PostgresDatabase:
         """
         return self.reading(lambda cursor: cursor.all(name, params))
 
-    def select(self, sql: str, params: Mapping[str, Any]) -> list[Row]:
-        return self.reading(lambda cursor: cursor.select(sql, params))
+    def select(self, sql: str, params: Mapping[str, Any], *, in_order: bool = False) -> list[Row]:
+        return self.reading(lambda cursor: cursor.select(sql, params, in_order=in_order))
 
     def reading(self, look: Callable[[PostgresCursor], T]) -> T:
         """Run statements that change nothing, each statement in a transaction of its own."""
@@ -253,5 +253,5 @@ class _Nothing:
     def one(self, name: str, params: Params = ()) -> Row | None:
         return None
 
-    def select(self, sql: str, params: Mapping[str, Any]) -> list[Row]:
+    def select(self, sql: str, params: Mapping[str, Any], *, in_order: bool = False) -> list[Row]:
         return []

@@ -162,8 +162,8 @@ class SqliteDatabase:
         """All rows of a statement, by its name in queries.sql."""
         return self._read(QUERIES[name], params)
 
-    def select(self, sql: str, params: Mapping[str, Any]) -> list[Row]:
-        return self._read(sql, params)
+    def select(self, sql: str, params: Mapping[str, Any], *, in_order: bool = False) -> list[Row]:
+        return self._read(sql, params)  # SQLite does so by itself
 
     def _read(self, sql: str, params: Params) -> list[Row]:
         with self._read_lock:
