@@ -21,6 +21,7 @@ from tests.conformance.suite_artifacts import ArtifactConformance
 from tests.conformance.suite_forks import ForkConformance
 from tests.conformance.suite_moving import MovingConformance
 from tests.conformance.suite_progress import ProgressConformance
+from tests.conformance.suite_query import QueryConformance
 from tests.conformance.suite_queues import QueueConformance
 from tests.conformance.suite_reopening import ReopeningConformance
 from tests.conformance.suite_suspects import SuspectConformance
@@ -60,6 +61,7 @@ class StoreConformance(
     WaitingConformance,
     MovingConformance,
     ProgressConformance,
+    QueryConformance,
     ForkConformance,
     ReopeningConformance,
 ):
