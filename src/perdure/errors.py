@@ -104,7 +104,7 @@ class InvalidQuery(InvalidInput):
     """A query over runs that cannot be understood. The message shows the query, and points at the wrong character."""
 
     def __init__(self, message: str, *, query: str | None = None, caret: int = 0) -> None:
-        self.lines = (message,) if query is None else (message, f"  {query}", f"  {' ' * caret}^")
+        self.lines: tuple[str, ...] = (message,) if query is None else (message, f"  {query}", f"  {' ' * caret}^")
         super().__init__("\n".join(self.lines))
 
 
