@@ -76,8 +76,8 @@ class QueryConformance:
 
     def test_labels_follow_from_events_in_their_commit(self, store: Store) -> None:
         created = RunCreated("r", "a", "1", "default", suite.payload(1), labels={"customer": "c-1", "tier": "gold"})
-        store.create_run(NewRun("r", created, "0" * 32, suite.T0, "d"))
         store.create_run(suite.new_run("other"))
+        store.create_run(NewRun("r", created, "0" * 32, suite.T0, "d"))
         assert store.labels(["r", "other"]) == {"r": {"customer": "c-1", "tier": "gold"}, "other": {}}
         held = suite.claim_one(store, "r")
         append = held.append(LabelsChanged({"customer": "c-2", "order": "o-1", "tier": None}), row=RowChange("running"))
