@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.conformance.queries import QUERIES, matches, rows_and_labels
 from tests.unit.inspect_tools import url_of
 
-from perdure import Perdure, Run, agent
+from perdure import Fatal, Perdure, Retry, Run, agent, tool
 from perdure.cli.errors import normalised, pattern_of
 from perdure.core.codec import encode, pack
 from perdure.core.events import Event, LabelsChanged, RunCreated
@@ -337,3 +337,41 @@ def test_the_list_says_where_the_next_page_begins(tmp_path: Path) -> None:
         found += [record["run_id"] for record in records]
         after = ["--after", records[-1]["cursor"]]
     assert found == ["r4", "r3", "r2", "r1", "r0"]
+
+
+@tool(effect="read", retry=Retry(attempts=1))
+async def fetch(n: int) -> str:
+    raise Fatal(f"HTTP 503 from https://api.example/orders/{n}")
+
+
+@agent(version="1")
+async def failing(run: Run, n: int) -> str:
+    if n % 2:
+        return await fetch(n)
+    raise ValueError(f"order {n} is unknown")
+
+
+def test_runs_that_failed_alike_are_one_group_with_a_query_for_all_of_them(tmp_path: Path) -> None:
+    url = url_of(tmp_path / "journal.db")
+
+    async def main() -> None:
+        async with Perdure(url, agents=[failing]) as app:
+            for number in range(5):
+                await app.start(failing, number, id=f"r{number}")
+                await app.drive(f"r{number}")
+
+    asyncio.run(main())
+    told = subprocess.run([sys.executable, "-m", "perdure", "errors", "--url", url, "--json"], capture_output=True, check=True, timeout=60)
+    unknown, unreachable = map(json.loads, told.stdout.splitlines())
+    assert (unknown["type"], unknown["tool"], unknown["message"], unknown["runs"], unknown["example"]) == (
+        *("ValueError", None, "order <n> is unknown", 3),
+        "r4",
+    )
+    assert (unreachable["type"], unreachable["tool"], unreachable["runs"]) == ("ToolFailed", "fetch", 2)
+    assert "in failing" in unknown["place"]
+    store = open_store(url)
+    try:
+        for group, runs in ((unknown, ["r4", "r2", "r0"]), (unreachable, ["r3", "r1"])):
+            assert [row.run_id for row in store.list(parse_query(group["where"], NOW))] == runs
+    finally:
+        store.close()
