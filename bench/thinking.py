@@ -16,7 +16,6 @@ from here import beside_raw, new_path, url_of
 from perdure import Perdure, Settings
 from perdure.inspect.prompt import request_of_call
 from perdure.inspect.view import loader, read_run
-from perdure.store.api import Filter
 from perdure.store.open import open_store
 
 _TURNS = 50
@@ -37,7 +36,7 @@ def growth(folder: Path) -> list[Figure]:
         asyncio.run(_ms_per_turn(url_of(path), 200, Settings(synchronous="normal")))  # closing checkpoints the log
         size = path.stat().st_size
         store = open_store(url_of(path))
-        (row,) = store.list(Filter())
+        (row,) = store.list()
         reading = read_run(store, row.run_id)
         sizes.append(size / len(request_of_call(reading, reading.state.numbers, loader(store))))
         store.close()

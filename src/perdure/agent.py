@@ -200,6 +200,7 @@ class Agent(Generic[P, R]):
             created.depth,
             created.forked_from or "",
             frames,
+            created.labels,
         )
         try:
             return self.machine(facts, self._input_of(created, load), max_steps)

@@ -27,6 +27,8 @@ from perdure.core.approval import ApprovalStatus, Vote
 from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload, shown
 from perdure.core.events import Event, FailureKind, FrameChanged, Limits, Reason, RunAdopted, RunCreated, Status, event_at, place_of
+from perdure.core.labels import check_number, checked_labels, with_labels
+from perdure.core.query import EVERYTHING, Query, Term, checked_group, parse_query
 from perdure.core.state import RunState, fold
 from perdure.core.times import LATEST_US, micros_of, utc_within
 from perdure.engine.api import Engine, Reading, no_such_run
@@ -57,7 +59,6 @@ from perdure.store.api import (
     ApprovalRow,
     CostRow,
     Current,
-    Filter,
     NewRun,
     OpenAttempt,
     RunRow,
@@ -127,6 +128,8 @@ class RunInfo(Struct, frozen=True):
     failure: FailureInfo | None = None  # if the run failed
     running: tuple[RunningCall, ...] = ()  # the attempts that are under way now
     specimen: bool = False  # the run is an imported copy (`perdure import`): no worker drives it, and it takes no post
+    labels: dict[str, str] = {}
+    cursor: str = ""  # in the answer of `app.list`: `after=` for the runs that follow
 
     @property
     def finished(self) -> bool:
@@ -180,9 +183,15 @@ def info_of(row: RunRow, now: Current = Current()) -> RunInfo:  # noqa: B008
 
 
 def _infos(reading: Reading, rows: Sequence[RunRow]) -> list[RunInfo]:
-    """What users see of these runs. The journals are read with one query."""
-    now = reading.current([row.run_id for row in rows])
-    return [info_of(row, now[row.run_id]) for row in rows]
+    """What users see of these runs. The journals are read with one query, and the labels with another one."""
+    run_ids = [row.run_id for row in rows]
+    now, labels = reading.current(run_ids), reading.labels(run_ids)
+    return [structs.replace(info_of(row, now[row.run_id]), labels=labels[row.run_id]) for row in rows]
+
+
+def _listed(reading: Reading, found: Sequence[tuple[str, RunRow]]) -> list[RunInfo]:
+    infos = _infos(reading, [row for _, row in found])
+    return [structs.replace(info, cursor=cursor) for info, (cursor, _) in zip(infos, found, strict=True)]
 
 
 class RunStatus(str):
@@ -310,6 +319,7 @@ class Perdure:
         not_before: datetime | timedelta | None = NOTHING,
         budget: Budget | None = NOTHING,
         version: str | None = NOTHING,
+        labels: Mapping[str, str] = NOTHING,
         **kwargs: Any,
     ) -> Handle:
         """Create a run of an agent (or of the agent with this name). The run is durable when this returns.
@@ -326,10 +336,10 @@ class Perdure:
         Without `tenant` the tenant is "default". `actor` is the person or program for whom the run acts. `priority` is
         from -1,000 to 1,000, and 0 by default. Among the runs of one tenant in one queue, the run with the highest
         priority is claimed first. `not_before` is a time, or a timedelta from now. `budget` replaces the budget of the
-        agent.
+        agent. `labels` are short texts by which the run is found, such as {"customer": "c-7"}: `app.list(where=…)`.
         """
         given: dict[str, Any] = {"id": id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
-        given |= {"not_before": not_before, "budget": budget, "version": version}
+        given |= {"not_before": not_before, "budget": budget, "version": version, "labels": labels}
         options = {name: value for name, value in given.items() if value is not NOTHING}
         if isinstance(agent, str) and agent not in self.agents:
             return await self.start_encoded(agent, named_input(agent, args, kwargs), **options)
@@ -353,6 +363,7 @@ class Perdure:
         not_before: datetime | timedelta | None = None,
         budget: Budget | Limits | None = None,
         version: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Handle:
         """Like `start`, for input that `agent.bind` has encoded. `target`: where the code of the agent is.
 
@@ -388,6 +399,7 @@ class Perdure:
             key_scheme=identity.KEY_SCHEME,
             key_namespace=self.settings.key_namespace,
             by_name=code is None,
+            labels=_checked_labels(labels),
         )
         new = NewRun(
             run_id,
@@ -414,6 +426,7 @@ class Perdure:
         actor: str | None = NOTHING,
         budget: Budget | None = NOTHING,
         version: str | None = NOTHING,
+        labels: Mapping[str, str] = NOTHING,
         **kwargs: Any,
     ) -> Any:
         """Start a run, drive it and its children in this process, and return its result.
@@ -423,7 +436,8 @@ class Perdure:
         name = self._with_input(agent, args, kwargs)[0].name
         if name not in self.agents:
             raise UnknownAgent(f"this app does not serve agent {name} and cannot drive its runs: Perdure(url, agents=[{name}, …])")
-        handle = await self.start(agent, *args, id=id, tenant=tenant, actor=actor, budget=budget, version=version, **kwargs)
+        options: dict[str, Any] = {"id": id, "tenant": tenant, "actor": actor, "budget": budget, "version": version, "labels": labels}
+        handle = await self.start(agent, *args, **options, **kwargs)
         return await handle.result()
 
     def handle(self, run_id: str, *, tenant: str | None = None) -> Handle:
@@ -445,12 +459,26 @@ class Perdure:
 
         return await self.ask(lambda: transcript(run_id, self.reading.read(run_id), self.load))
 
-    async def count(self, *, agent: str | None = None, tenant: str | None = None) -> dict[Status, int]:
-        """How many runs have each status. A status without runs is not in the result."""
+    async def count(
+        self, *, where: str | None = None, agent: str | None = None, tenant: str | None = None, by: str = "status"
+    ) -> dict[Any, int]:
+        """How many runs have each status. A status without runs is not in the result.
+
+        `where` is a query, as in `list`. `by` counts by something else: "agent", "version", "tenant", "queue", "error",
+        or a label such as "label.customer". The largest groups come first, at most 1,000 of them. The key None counts
+        the runs without an error, or without that label.
+        """
+        query = self._query(where, None, agent, tenant, "count")
+        checked_group(by, "count(by=)")
+        return await self._asking.ask(lambda: self.reading.count(query, by))
+
+    def _query(self, where: str | None, status: Status | None, agent: str | None, tenant: str | None, what: str) -> Query:
+        """The query with the other conditions added: it finds nothing of another tenant, whatever `where` says."""
         check_tenant(tenant)
         if agent is not None:
             plain_text(agent, "an agent's name")
-        return await self._asking.ask(lambda: self.reading.count(agent, tenant))
+        query = EVERYTHING if where is None else parse_query(where, self.clock.now(), f"{what}(where=)")
+        return query.also(status=status, agent=agent, tenant=tenant)
 
     async def health(self, timeout: float = 5.0) -> float:
         """Ask the database whether the journal is open. Returns how many seconds the answer took.
@@ -930,16 +958,25 @@ class Perdure:
         tenant: str | None = None,
         limit: int = 100,
         before: datetime | None = None,
+        where: str | None = None,
+        after: str | None = None,
+        oldest_first: bool = False,
     ) -> list[RunInfo]:
-        """Runs, the newest run first. For the next page, pass the `created` of the last run as `before`."""
+        """Runs, the newest run first. For the next page, pass the `cursor` of the last run as `after`.
+
+        `where` is a query such as "status:failed,cancelled label.customer:c-7 -agent:report since:2d" (see
+        docs/finding-runs.md). A run must match it and all other arguments. Page by page, each run is found once,
+        however many were created at the same time. `before`: only runs that were created before this time.
+        """
         _check_status(status, "list")
         _check_limit(limit, "list")
-        check_tenant(tenant)
-        if agent is not None:
-            plain_text(agent, "an agent's name")
-        until = None if before is None else _moment(before, 0)
-        wanted = Filter(status=status, agent=agent, tenant=tenant, limit=limit, before=until)
-        return await self.ask(lambda: _infos(self.reading, self.reading.list(wanted)))
+        _check_flag(oldest_first, "list(oldest_first=)")
+        query = self._query(where, status, agent, tenant, "list")
+        if before is not None:
+            query = Query((*query.terms, Term("created", "<", number=_moment(before, 0))))
+        if after is not None:
+            plain_text(after, "a cursor")
+        return await self.ask(lambda: _listed(self.reading, self.reading.find(query, limit, after, oldest_first=oldest_first)))
 
 
 class Handle:
@@ -1078,6 +1115,14 @@ class Handle:
 
 
 MAX_PRIORITY = 1_000
+
+
+def _checked_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+    if labels is None:
+        return {}
+    given = with_labels({}, checked_labels(labels, "labels="))
+    check_number(given, "labels=")
+    return given
 
 
 def _checked_priority(priority: int) -> int:

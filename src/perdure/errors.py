@@ -3,6 +3,7 @@
 PerdureError
 ├── InvalidInput            the caller gave something that cannot be accepted; nothing was recorded
 │   ├── InvalidPlan         a plan with problems; `problems` has all of them
+│   ├── InvalidQuery        a query over runs that cannot be understood
 │   └── NotEncodable        a value that canonical JSON cannot hold
 ├── NotFound                no such run, call, worker or file
 ├── Conflict                the id is taken by another run; or the state of the run or approval does not allow this
@@ -96,6 +97,14 @@ class InvalidPlan(InvalidInput):
         several = (f"{plan} has {len(problems)} problems:", *(f"- {one}" for one in [*problems[:MAX_PROBLEMS], *rest]))
         self.problems = tuple(problems)
         self.lines = several if len(problems) > 1 else (f"{plan} has 1 problem: {problems[0]}",)
+        super().__init__("\n".join(self.lines))
+
+
+class InvalidQuery(InvalidInput):
+    """A query over runs that cannot be understood. The message shows the query, and points at the wrong character."""
+
+    def __init__(self, message: str, *, query: str | None = None, caret: int = 0) -> None:
+        self.lines: tuple[str, ...] = (message,) if query is None else (message, f"  {query}", f"  {' ' * caret}^")
         super().__init__("\n".join(self.lines))
 
 

@@ -8,7 +8,7 @@ import math
 import random
 import uuid
 import warnings
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NoReturn, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from perdure.core import codec, identity
 from perdure.core.approval import Approval, Decision
 from perdure.core.events import AnyBody, DecisionMade, OnExpiry, StatusReported, ThoughtRecorded
+from perdure.core.labels import checked_labels
 from perdure.core.machine import Edit, Machine
 from perdure.core.times import utc
 from perdure.errors import InvalidInput
@@ -205,6 +206,16 @@ class Run:
     def status(self, text: str) -> None:
         """Say what the agent does now, for people who wait. `perdure show` and `perdure why` show the last status."""
         self._machine.record(StatusReported(_text(text, "run.status")))
+
+    def label(self, labels: Mapping[str, str | None] | None = None, /, **more: str | None) -> None:
+        """Set labels of this run, so that people find it: `run.label(customer="c-7")`. None removes a label.
+
+        A label whose key is no Python name goes into a dict: `run.label({"order.id": "o-1"})`. A run has at most 32
+        labels. `perdure list --where label.customer:c-7` finds the run.
+        """
+        changes = checked_labels({**({} if labels is None else labels), **more}, "run.label", removable=True)
+        if changes:
+            self._machine.label(changes, "run.label")
 
     def decide(self, choice: T, *, among: Sequence[T] | None = None, reason: str | None = None) -> T:
         """Record a decision, its alternatives and its reason in the journal, and return the choice."""

@@ -21,6 +21,7 @@ from tests.conformance.suite_artifacts import ArtifactConformance
 from tests.conformance.suite_forks import ForkConformance
 from tests.conformance.suite_moving import MovingConformance
 from tests.conformance.suite_progress import ProgressConformance
+from tests.conformance.suite_query import QueryConformance
 from tests.conformance.suite_queues import QueueConformance
 from tests.conformance.suite_reopening import ReopeningConformance
 from tests.conformance.suite_suspects import SuspectConformance
@@ -40,8 +41,9 @@ from perdure.core.events import (
     ToolCallCompleted,
 )
 from perdure.core.identity import genesis, link, seal_all
+from perdure.core.query import EVERYTHING, Query, Term
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent
-from perdure.store.api import Append, Claimed, Committed, Filter, InboxRow, Lease, NewRun, Refused, RowChange, RunRow, Served, Store
+from perdure.store.api import Append, Claimed, Committed, InboxRow, Lease, NewRun, Refused, RowChange, RunRow, Served, Store
 
 T0 = 1_700_000_000_000_000  # where every test's clock begins, in microseconds
 SECOND = 1_000_000
@@ -59,6 +61,7 @@ class StoreConformance(
     WaitingConformance,
     MovingConformance,
     ProgressConformance,
+    QueryConformance,
     ForkConformance,
     ReopeningConformance,
 ):
@@ -120,24 +123,24 @@ class StoreConformance(
         assert store.read("nobody") == []
 
     def test_runs_are_counted_by_status_of_an_agent_and_a_tenant(self, store: Store) -> None:
-        assert store.count(None, None) == {}
+        assert store.count(EVERYTHING) == {}
         for n in range(3):
             store.create_run(new_run(f"r{n}", agent="shop" if n else "other"))
         store.append([hold_one(store, "done", "w").append(RunSucceeded(payload("x")), row=RowChange("succeeded"))])
-        assert store.count(None, None) == {"queued": 3, "succeeded": 1}
-        assert store.count("shop", None) == {"queued": 2}
-        assert store.count("shop", "nobody's") == store.count("none", None) == {}
+        assert store.count(EVERYTHING) == {"queued": 3, "succeeded": 1}
+        assert store.count(EVERYTHING.also(agent="shop")) == {"queued": 2}
+        assert store.count(EVERYTHING.also(agent="shop", tenant="nobody's")) == store.count(EVERYTHING.also(agent="none")) == {}
 
     def test_runs_are_listed_newest_first_filtered_and_paged(self, store: Store) -> None:
         for n in range(4):
             store.create_run(new_run(f"r{n}", agent="even" if n % 2 == 0 else "odd", tenant=f"t{n // 2}", ts=T0 + n))
-        assert [row.run_id for row in store.list(Filter())] == ["r3", "r2", "r1", "r0"]
-        assert [row.run_id for row in store.list(Filter(agent="even"))] == ["r2", "r0"]
-        assert [row.run_id for row in store.list(Filter(tenant="t0"))] == ["r1", "r0"]
-        assert [row.run_id for row in store.list(Filter(limit=2))] == ["r3", "r2"]
-        assert [row.run_id for row in store.list(Filter(before=T0 + 2))] == ["r1", "r0"]
+        assert [row.run_id for row in store.list()] == ["r3", "r2", "r1", "r0"]
+        assert [row.run_id for row in store.list(EVERYTHING.also(agent="even"))] == ["r2", "r0"]
+        assert [row.run_id for row in store.list(EVERYTHING.also(tenant="t0"))] == ["r1", "r0"]
+        assert [row.run_id for row in store.list(limit=2)] == ["r3", "r2"]
+        assert [row.run_id for row in store.list(Query((Term("created", "<", number=T0 + 2),)))] == ["r1", "r0"]
         claim_one(store, "r1")
-        assert [row.run_id for row in store.list(Filter(status="running"))] == ["r1"]
+        assert [row.run_id for row in store.list(EVERYTHING.also(status="running"))] == ["r1"]
 
     def test_what_is_read_is_what_was_appended_and_the_chain_holds(self, store: Store) -> None:
         held = hold_one(store, "r")

@@ -43,7 +43,7 @@ from perdure.core.events import (
 from perdure.core.identity import genesis, link
 from perdure.core.rate import Rate
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreError
-from perdure.store.api import Charge, Committed, Filter, NewRun, RowChange, Served, Store, Whole
+from perdure.store.api import Charge, Committed, NewRun, RowChange, Served, Store, Whole
 from perdure.store.open import open_store
 from perdure.store.transfer import Copying
 
@@ -138,7 +138,7 @@ class MovingConformance:
         with pytest.raises(Conflict, match=r"run ready is also in "):
             Copying(store, other, to_url=ELSEWHERE, by="ann").move(now=NOW, lease_us=LEASE_US)
         assert store.moved() is None
-        assert [row.run_id for row in other.list(Filter())] == ["ready"]
+        assert [row.run_id for row in other.list()] == ["ready"]
 
     def test_a_family_that_is_there_in_part_stops_it(self, store: Store, other: Store) -> None:
         plant(store)
@@ -151,7 +151,7 @@ class MovingConformance:
         plant(store)
         before = everything(store)
         Copying(store, other, to_url=ELSEWHERE, by="ann").history()
-        assert {row.run_id for row in other.list(Filter())} == {"blob", "failed", "late"}
+        assert {row.run_id for row in other.list()} == {"blob", "failed", "late"}
         assert other.next_notice() is None, "who should hear of it hears of it once"
         assert everything(store) == before
         assert store.moved() is None
@@ -165,7 +165,7 @@ class MovingConformance:
         other.take_in(lambda: [store.wholes(["family", "family/1"]), store.wholes(["asks"])])
         assert copying.abandon(now=NOW) > 0
         assert store.moved() is None
-        assert other.list(Filter()) == []
+        assert other.list() == []
         create(store, "goes on")
         assert everything(store)[:-1] == before
         assert copying.move(now=NOW, lease_us=LEASE_US).runs == len(before) + 1, "the ids of what was taken back are free"
@@ -329,7 +329,7 @@ class MovingConformance:
                 store.create_run(undo_of(run_id.partition("/")[0]) if "/" in run_id else new(run_id))
         with pytest.raises(Conflict, match=r"^the run id r is taken; choose another$"):
             create(store, "r", tenant="rival")
-        assert store.list(Filter()) == []
+        assert store.list() == []
 
     def test_what_begins_after_a_prune_has_a_later_place_than_everything_before(self, store: Store) -> None:
         """Otherwise a reader that follows the journal would treat the run as a run that it knows."""
@@ -486,7 +486,7 @@ def renamed(whole: Whole, run_id: str) -> Whole:
 def assert_sound(store: Store) -> None:
     """Every chain leads to its run's head, and the database has nothing to complain about."""
     assert store.problems() == []
-    for row in store.list(Filter()):
+    for row in store.list():
         head = genesis(row.run_id)
         for seq, stored in enumerate(store.stored(row.run_id), 1):
             head = link(head, seq, stored.event_id.hex(), stored.ts, stored.epoch, stored.call, stored.cause, stored.data)

@@ -34,7 +34,7 @@ from perdure.inspect.prompt import request_of_call
 from perdure.inspect.replay import Same, compare
 from perdure.inspect.view import loader, read_run
 from perdure.models.messages import answer_of, request_of
-from perdure.store.api import Filter, Store
+from perdure.store.api import Store
 
 ORDER = "order"
 DONE = "It is done."
@@ -116,7 +116,7 @@ class Mind:
             by_key[line.key].append(line)
         found = Accounts(0, 0, 0, 0)
         with self.world.journal.reading() as store:
-            for row in store.list(Filter(limit=100)):
+            for row in store.list(limit=100):
                 found = _sum(found, _check_run(self.world, store, row.run_id, by_key))
         assert not by_key, f"asked without a durable intent: {list(by_key)}"
         assert found.lost_requests <= found.lost_events <= self.kills * at_once, f"{found} after {self.kills} kills"

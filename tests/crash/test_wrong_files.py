@@ -21,7 +21,6 @@ from tests.crash.worlds import Worlds
 from perdure.core.events import Event
 from perdure.errors import StoreError
 from perdure.inspect.verify import verify_run
-from perdure.store.api import Filter
 from perdure.store.open import open_store
 
 TODO = [["work", "a", 0], ["work", "b", 0], ["step", "c", 0], ["work", "d", 0]]
@@ -60,7 +59,7 @@ def journal_of(folder: Path) -> dict[str, list[Event]] | None:
         with closing(open_store(f"sqlite:///{folder}/journal.db")) as store:
             if store.problems():
                 return None
-            rows = store.list(Filter())
+            rows = store.list()
             if any(verify_run(store, row).problem is not None for row in rows):
                 return None
             return {row.run_id: store.read(row.run_id) for row in rows}

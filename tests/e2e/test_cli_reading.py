@@ -240,7 +240,8 @@ def test_list_is_a_table_that_says_how_to_see_more(desk: Desk) -> None:
     assert desk.lines("list", "--status", "failed") == []
     assert len(desk.lines("list", "--agent", "many", "--tenant", "default", "--status", "succeeded")) == 3
     few = forked.run(desk._command(("list", "--limit", "1")), cwd=desk.folder, env=desk._env, capture_output=True, text=True, check=True)
-    assert "perdure list --limit 10," in few.stderr
+    after = few.stderr.partition("more: perdure list --limit 1 --after ")[2].partition(",")[0]
+    assert [run["run_id"] for run in desk.lines("list", "--after", after)] == ["r1", "r0"]
     few = forked.run(
         desk._command(("list", "--limit", "1", "--url", "sqlite:///perdure.db")),
         cwd=desk.folder,
@@ -249,7 +250,7 @@ def test_list_is_a_table_that_says_how_to_see_more(desk: Desk) -> None:
         text=True,
         check=True,
     )
-    assert "perdure list --limit 10 --url sqlite:///perdure.db," in few.stderr
+    assert f"perdure list --limit 1 --after {after} --url sqlite:///perdure.db," in few.stderr
     assert "--status" in desk.refusal("list", "--status", "nonsense", code=2)
 
 

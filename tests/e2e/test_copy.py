@@ -22,7 +22,6 @@ from tests.e2e.moving_tools import World, effects, finish, plant, results, verif
 from tests.servers import forked
 from tests.unit.postgres_tools import empty
 
-from perdure.store.api import Filter
 from perdure.store.open import open_store
 
 SMALL = {"PAGE": 2, "BATCH_EVENTS": 12}  # so that there are many transactions to be killed in
@@ -113,7 +112,7 @@ def test_killed_at_every_transaction_the_same_command_finishes(
 def assert_driven_in_one_place(here: str, there: str) -> None:
     """While any run is in the target, the source takes nothing."""
     source, target = open_store(here), open_store(there)
-    if target.list(Filter()):
+    if target.list():
         assert source.moved() is not None
     target.close()
     source.close()
@@ -135,7 +134,7 @@ def test_killed_and_taken_back_at_every_transaction_every_run_is_in_one_place(
         assert code == 0, err
         assert json.loads(out)["abandoned"]
         target, source = open_store(there), open_store(here)
-        assert [row.run_id for row in target.list(Filter()) if row.status not in ("succeeded", "failed")] == []
+        assert [row.run_id for row in target.list() if row.status not in ("succeeded", "failed")] == []
         assert source.moved() is None
         target.close()
         source.close()

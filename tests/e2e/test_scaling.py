@@ -29,7 +29,6 @@ from perdure.core.replay import replay
 from perdure.core.state import RunState, fold
 from perdure.engine.local import worker
 from perdure.engine.local.worker import Worker
-from perdure.store.api import Filter
 from perdure.store.open import open_store
 
 # No renewal and hardly a poll in between: what comes with time would be counted as if it came with a call.
@@ -294,7 +293,7 @@ async def journal(folder: Path, calls: int) -> list[Event]:
     await drive(url, steps, calls)
     store = open_store(url)
     try:
-        (row,) = store.list(Filter())
+        (row,) = store.list()
         return store.read(row.run_id)
     finally:
         store.close()

@@ -131,6 +131,7 @@ async def _(room: str, result: str) -> str:
 @agent(version="1")
 async def everyday(run: Run, order: str, odd: Any = None) -> dict[str, Any]:
     run.status("looking")
+    run.label({"order": order, "batch": None}, tier="gold")
     one, two, falsy = await asyncio.gather(look("odd"), look(order), look("falsy"))
     run.note(f"it is {run.now().isoformat()}, \0 and 漢")
     large = await look("large")

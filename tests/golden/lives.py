@@ -78,10 +78,10 @@ class Stage:
         self.clock = clock
         self.agents = agents
 
-    async def start(self, name: str, run_id: str, *args: Any, actor: str | None = None) -> None:
+    async def start(self, name: str, run_id: str, *args: Any, actor: str | None = None, labels: Mapping[str, str] | None = None) -> None:
         """A new run. The place of its code is not recorded, because it is different on every machine."""
         found = getattr(self.agents, name)
-        await self.app.start_encoded(found, found.bind(args, {}), id=run_id, tenant="acme", actor=actor)
+        await self.app.start_encoded(found, found.bind(args, {}), id=run_id, tenant="acme", actor=actor, labels=labels)
 
     async def drive(self, run_id: str) -> RunRow:
         """Drive the run until it ends or waits for something from outside; the time moves as needed."""

@@ -26,7 +26,7 @@ from tests.golden.scenes import LIVES
 import perdure
 from perdure.core.codec import Payload
 from perdure.core.state import fold
-from perdure.store.api import Filter, Store, Stored
+from perdure.store.api import Store, Stored
 from perdure.store.open import open_store
 
 
@@ -64,7 +64,7 @@ def _write_text(store: Store, folder: Path) -> None:
             inline = blobs[str(payload.blob)] = store.blob(str(payload.blob))
         return inline
 
-    for row in sorted(store.list(Filter(limit=1000)), key=lambda row: (row.created_at, row.run_id)):
+    for row in sorted(store.list(limit=1000), key=lambda row: (row.created_at, row.run_id)):
         lines += [_line(row.run_id, stored) for stored in store.stored(row.run_id)]
         expected[row.run_id] = projection(row, fold(store.read(row.run_id)), load)
     (folder / JOURNAL).write_bytes(b"".join(lines))

@@ -9,7 +9,9 @@ from perdure import Budget
 
 # -- everything goes well, but for the worker ---------------------------------------------------------------------------------------
 async def begin_everyday(stage: Stage) -> None:
-    await stage.start("everyday", "everyday", "o-1 é", {"odd": ["\ud800", 2**70, -0.0, "\0"]}, actor="user:17")
+    await stage.start(
+        "everyday", "everyday", "o-1 é", {"odd": ["\ud800", 2**70, -0.0, "\0"]}, actor="user:17", labels={"batch": "b-1", "customer": "c-7"}
+    )
     await stage.drive("everyday")
 
 

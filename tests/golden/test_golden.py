@@ -26,7 +26,7 @@ from perdure.core.events import AnyBody, encode_body, payloads
 from perdure.core.state import fold
 from perdure.inspect.replay import Same, compare
 from perdure.inspect.verify import Verdict, verify_journal, verify_run
-from perdure.store.api import FINISHED, Filter, Store, Stored
+from perdure.store.api import FINISHED, Store, Stored
 from perdure.store.open import open_store
 
 
@@ -173,7 +173,7 @@ def _with_other_column(line: Line) -> Line:
 # -- the database ---------------------------------------------------------------------------------------------------------------
 def test_the_database_opens_and_says_what_the_text_says(golden: Golden, store: Store) -> None:
     journals = lines_of(golden.folder)
-    assert {row.run_id for row in store.list(Filter(limit=1000))} == journals.keys()
+    assert {row.run_id for row in store.list(limit=1000)} == journals.keys()
     for run_id, lines in journals.items():
         assert store.stored(run_id) == [stored(line) for line in lines]
         row = store.get(run_id)

@@ -9,7 +9,6 @@ from tests.lab import wards
 from tests.lab.matrices import about, matrix, rules
 
 from perdure import sync
-from perdure.store.api import Filter
 from perdure.store.open import open_store
 
 
@@ -27,7 +26,7 @@ def test_on_postgres_every_trial_is_a_run_with_a_new_id_and_other_runs_stay_as_t
     wrong = matrix(wards.says, "append_twice", url=postgres_url, boundaries=effects)
     assert rules(wrong) == {("effect_twice", "append_twice")}
     with closing(open_store(postgres_url)) as store:
-        ids = [row.run_id for row in store.list(Filter(limit=1000))]
+        ids = [row.run_id for row in store.list(limit=1000)]
         assert store.get("somebody-elses") == before
     assert len(ids) == len(set(ids)) == 1 + 2 * 2 + len(honest.trials) + len(wrong.trials)
     assert all(run_id == "somebody-elses" or run_id.startswith("crashtest-") for run_id in ids)

@@ -22,9 +22,10 @@ from tests.postgres.storm_agents import Ask, Word, plan
 from perdure import Perdure, Settings
 from perdure.cli.driving import stop_on_signals
 from perdure.core.events import Event
+from perdure.core.query import EVERYTHING
 from perdure.core.state import fold
 from perdure.errors import Conflict, StoreError, StoreUnavailable
-from perdure.store.api import FINISHED, Filter, RunRow
+from perdure.store.api import FINISHED, RunRow
 
 log = logging.getLogger("storm")
 LEASE_S = 2.0
@@ -145,7 +146,7 @@ class _Person:
 
     async def _settle(self) -> None:
         """When no request of an old attempt can arrive any more, look into the service's ledger and say what is true."""
-        for row in self._app.store.list(Filter(status="needs_attention", limit=1000)):
+        for row in self._app.store.list(EVERYTHING.also(status="needs_attention"), 1000):
             if time.time() - row.updated_at / 1e6 < _TO_BE_SURE_S:
                 continue
             for call in fold(self._app.store.read(row.run_id)).open.values():

@@ -42,7 +42,7 @@ from tests.servers.undertaker import processes_in
 from perdure import Agent
 from perdure.core.events import ThoughtRecorded
 from perdure.errors import StoreUnavailable
-from perdure.store.api import Committed, Filter
+from perdure.store.api import Committed
 from perdure.store.open import open_store
 from perdure.store.postgres.store import PostgresStore
 
@@ -193,7 +193,7 @@ def test_a_process_never_has_more_connections_than_it_may(postgres, postgres_url
             thread.start()
         while any(thread.is_alive() for thread in threads):
             most = max(most, value(postgres.url, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'perdure'"))
-        assert len(store.list(Filter(limit=1000))) == 100
+        assert len(store.list(limit=1000)) == 100
     assert 1 <= most <= 10
 
 

@@ -30,7 +30,7 @@ from perdure.engine.local.worker import Worker
 from perdure.errors import RunEnded, StoreError, StoreUnavailable
 from perdure.inspect.verify import verify_run
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, Filter, NewRun, Store
+from perdure.store.api import FINISHED, NewRun, Store
 from perdure.store.open import open_store
 from perdure.store.postgres.store import PostgresStore, open_postgres
 
@@ -77,7 +77,7 @@ def check_journals(url: str, *, whole: bool = True) -> None:
     """
     store = open_store(url)
     try:
-        runs = store.list(Filter(limit=100_000))
+        runs = store.list(limit=100_000)
         assert runs
         for row in runs:
             assert not whole or verify_run(store, row).problem is None, (row.run_id, verify_run(store, row))
@@ -284,7 +284,7 @@ async def all_ended(store: Store, within_s: float = 60.0) -> None:
     """Wait until every run has succeeded."""
 
     async def ended() -> bool:
-        runs = await patiently(lambda: store.list(Filter(limit=10_000)))
+        runs = await patiently(lambda: store.list(limit=10_000))
         assert not [row for row in runs if row.status in ("failed", "cancelled", "needs_attention")], runs
         return all(row.status in FINISHED for row in runs)
 

@@ -13,7 +13,6 @@ from perdure.core.events import encode_body
 from perdure.models import Answer, Model, Tokens
 from perdure.models.messages import Request
 from perdure.models.prices import Price
-from perdure.store.api import Filter
 
 
 def _note(ledger: str, word: str) -> str:
@@ -144,7 +143,7 @@ def effects(ledger: Path) -> list[str]:
 
 def stored(app: Perdure) -> list[Any]:
     """Everything in the journals: each event with its bytes, and each row."""
-    rows = app.store.list(Filter(limit=1000))
+    rows = app.store.list(limit=1000)
     events = [
         (row.run_id, event.seq, event.ts, event.cause, encode_body(event.body)) for row in rows for event in app.store.read(row.run_id)
     ]

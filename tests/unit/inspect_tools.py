@@ -14,7 +14,7 @@ from perdure.core import identity
 from perdure.core.events import AnyBody
 from perdure.engine.clock import Clock
 from perdure.engine.local.worker import Observer
-from perdure.store.api import ApprovalFilter, Filter, Served, Store
+from perdure.store.api import ApprovalFilter, Served, Store
 from perdure.store.open import is_postgres, open_store, sqlite_path
 
 SETTINGS = Settings(inline_bytes=400)
@@ -238,7 +238,7 @@ def make_waiting(path: Path | str) -> None:
         await app.start(refunds, "o-2", 900, id="bought")
         await app.start(refunds, "o-3", 900, id="refused")
         await app.pause("paused", by="ann", reason="the bank is closed")
-        for row in app.store.list(Filter()):
+        for row in app.store.list():
             if row.status == "queued" and row.run_id != "later":
                 await app.engine.drive(row.run_id, wait=False)
         await app.approve(approval_of(app.store, "asks"), by="bob", note="fine", source="cli")

@@ -18,7 +18,7 @@ from perdure.core.machine import Facts
 from perdure.core.replay import replay
 from perdure.core.state import fold
 from perdure.errors import Diverged
-from perdure.store.api import Filter, Store
+from perdure.store.api import Store
 from perdure.store.open import open_store
 
 WHERE: contextvars.ContextVar[str] = contextvars.ContextVar("WHERE", default="nowhere")
@@ -332,7 +332,7 @@ def main(path: str) -> None:
     del clutter[::2]
     store = open_store(f"sqlite:///{path}")
     agents = {one.name: one for one in AGENTS}
-    for row in store.list(Filter()):
+    for row in store.list():
         print(json.dumps([row.agent, replayed(store, row.run_id, agents[row.agent])]))
     store.close()
 

@@ -31,7 +31,6 @@ from perdure import (
     tool,
 )
 from perdure.core.events import Event, RunCreated
-from perdure.store.api import Filter
 
 
 @tool(effect="read")
@@ -71,7 +70,7 @@ def test_the_same_id_with_the_same_input_is_the_same_run() -> None:
             handles = [await app.start(echo, {"b": 2, "a": 1}, id="r"), await app.start("echo", what={"a": 1, "b": 2}, id="r")]
             await handles[0].result()
             again = await app.start(echo, {"a": 1, "b": 2}, id="r")
-            return len(app.store.list(Filter())), await again.result()
+            return len(app.store.list()), await again.result()
 
     assert run(main()) == (1, {"a": 1, "b": 2})
 

@@ -33,7 +33,6 @@ from perdure import (
     agent,
     tool,
 )
-from perdure.store.api import Filter
 
 
 @tool(effect="once")
@@ -144,7 +143,7 @@ def test_input_that_cannot_be_recorded_is_refused_before_there_is_a_run(name: st
             with pytest.raises(NotEncodable, match="agent echo") as refused:
                 await app.start(echo, BAD[name]())
             assert len(str(refused.value)) < 500
-            return list(app.store.list(Filter()))
+            return list(app.store.list())
 
     assert run(main()) == []
 
@@ -294,7 +293,7 @@ def test_unusable_identifiers_are_refused_and_nothing_is_started(bad: Any, where
             with pytest.raises(InvalidInput, match="is not usable") as refused:
                 await app.start(echo, 1, **{where: bad})
             assert str(refused.value).isascii()
-            return len(app.store.list(Filter()))
+            return len(app.store.list())
 
     assert run(main()) == 0
 

@@ -38,7 +38,7 @@ from perdure.core.budget import NOTHING, Amounts
 from perdure.core.events import Event, ToolCallInitiated, ToolCallResolved
 from perdure.inspect.verify import verify_run
 from perdure.models import Answer, Price, Request, Scripted
-from perdure.store.api import Append, Charge, Committed, Filter, Ledger, Served
+from perdure.store.api import Append, Charge, Committed, Ledger, Served
 
 CENT = 10_000  # micro-dollars
 CENTS = Usage(usd_micros=10 * CENT)
@@ -83,7 +83,7 @@ async def shown(app: Perdure) -> int:
 
 def check_verified(app: Perdure) -> None:
     """The journals and the ledgers say the same."""
-    for row in app.store.list(Filter()):
+    for row in app.store.list():
         assert verify_run(app.store, row).problem is None, verify_run(app.store, row)
 
 

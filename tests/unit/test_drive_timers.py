@@ -16,7 +16,7 @@ from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run,
 
 from perdure import Agent, Call, NotSent, Perdure, Retry, Run, Settings, agent, tool
 from perdure.core.events import Event, TimerFired, TimerSet
-from perdure.store.api import Filter
+from perdure.core.query import EVERYTHING
 
 HOUR = 3600.0
 START_S = 1_700_000_000.0
@@ -287,7 +287,7 @@ def test_a_thousand_timers_due_in_the_same_second_all_fire(tmp_path: Path, recor
 
 
 def count(app: Perdure, status: str) -> int:
-    return len(app.store.list(Filter(status=status, limit=10_000)))
+    return len(app.store.list(EVERYTHING.also(status=status), 10_000))
 
 
 @pytest.mark.full

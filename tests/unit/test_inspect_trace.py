@@ -12,12 +12,13 @@ from tests.unit.inspect_tools import AGENTS, SETTINGS, at_work, hold, make_waiti
 from perdure import Perdure, Run, agent
 from perdure.core import codec
 from perdure.core.events import AnyBody, Event, RunClaimed, ToolCallInitiated, encode_body
+from perdure.core.query import EVERYTHING
 from perdure.errors import NotFound
 from perdure.inspect.text import amount, called, clip, clock, iso, money, sentence, shown, span
 from perdure.inspect.timeline import Timeline
 from perdure.inspect.trace import trace
 from perdure.inspect.view import all_rows, loader, read_run, run_record
-from perdure.store.api import Filter, Store
+from perdure.store.api import Store
 from perdure.store.open import open_store
 
 
@@ -321,7 +322,7 @@ def test_all_rows_come_once_each_even_when_they_were_created_in_the_same_moment(
     for number in range(20):
         store.create_run(new_run(f"r{number}", agent="even" if number % 2 == 0 else "odd", ts=1000 + number // 8))
     assert [row.run_id for row in all_rows(store)] == [f"r{number}" for number in reversed(range(20))]
-    assert len(list(all_rows(store, Filter(agent="even")))) == 10
+    assert len(list(all_rows(store, EVERYTHING.also(agent="even")))) == 10
     store.close()
     assert SETTINGS.inline_bytes < 2000
 

@@ -31,7 +31,6 @@ from perdure.core import machine as core_machine
 from perdure.core.agent_loop import AgentLoop, DoesNotRest
 from perdure.core.machine import CallCompleted, CallTool, CancelAsked, Facts, Finish, Machine, Succeeded, TimerDue
 from perdure.interrupts import is_interrupt
-from perdure.store.api import Filter
 from perdure.store.open import open_store
 
 EXPECTED: dict[str, Any] = {
@@ -721,4 +720,4 @@ def test_ctrl_c_while_an_agent_is_entered_or_left_finds_the_outer_loop_and_its_t
 def test_the_settings_of_these_tests_park_at_any_wait() -> None:
     assert SETTINGS.park_after_s == 0
     assert ManualClock(5).now() == 5_000_000
-    assert Filter().limit >= len(AGENTS)
+    assert len(AGENTS) <= 100, "a list of runs has so many at most"

@@ -21,9 +21,10 @@ from tests.unit.postgres_tools import cleared, opened, raw
 
 from perdure.core.codec import pack
 from perdure.core.events import Failure, RunFailed, SignalReceived, ThoughtRecorded, ToolCallCompleted
+from perdure.core.query import EVERYTHING, Query, Term
 from perdure.errors import InvalidInput, NotFound, StoreError, StoreUnavailable
 from perdure.inspect.projection import same
-from perdure.store.api import ApprovalFilter, Committed, Filter, Refused, RowChange
+from perdure.store.api import ApprovalFilter, Committed, Refused, RowChange
 from perdure.store.postgres.queries import PostgresCursor
 from perdure.store.postgres.store import PostgresStore, open_postgres
 
@@ -227,7 +228,7 @@ READS: dict[str, tuple[Callable[[PostgresStore, str], object], object]] = {
     "run": (lambda store, text: store.get(text), None),
     "events": (lambda store, text: store.read(text), []),
     "family": (lambda store, text: store.family(text), []),
-    "list": (lambda store, text: store.list(Filter(agent=text, tenant=text, status=text)), []),
+    "list": (lambda store, text: store.list(EVERYTHING.also(agent=text, tenant=text)), []),
     "approval": (lambda store, text: store.approval(text), None),
     "approvals": (lambda store, text: store.approvals(ApprovalFilter(tenant=text, run_id=text)), []),
     "inbox": (lambda store, text: store.inbox(text), []),
@@ -305,7 +306,7 @@ def test_numbers_that_no_column_can_hold_are_an_error_and_nothing_is_written(sto
     with pytest.raises((StoreError, InvalidInput)):
         post(store, "r", now=number)
     with pytest.raises((StoreError, InvalidInput)):
-        store.list(Filter(before=number))
+        store.list(Query((Term("created", "<", number=number),)))
     assert found(store, "r").seq == 2
     assert store.append([held.append(ThoughtRecorded("x"))]) == [Committed()]
 

@@ -84,8 +84,6 @@ USES: list[tuple[str, Any, set[str]]] = [
     ("due_notices", (1, 9), {"perdure_notices_due"}),
     ("notices_to_take", (1, 9), {"perdure_notices_due"}),
     ("next_notice", (), {"perdure_notices_due"}),
-    ("list_runs", {"before": None, "status": None, "agent": None, "tenant": None, "limit": 9}, {"perdure_runs_created"}),
-    ("list_runs", {"before": 5, "status": "queued", "agent": "a", "tenant": "t", "limit": 9}, {"perdure_runs_created"}),
     (
         "list_approvals",
         {"statuses": '["pending"]', "tenant": None, "run_id": None, "limit": 9},

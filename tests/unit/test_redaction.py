@@ -33,7 +33,7 @@ from perdure.inspect.redact import MARKER, Redactor, Rules, read_rules
 from perdure.inspect.verify import verify_run
 from perdure.inspect.view import loader, read_run
 from perdure.models import Answer, Scripted, ToolUse
-from perdure.store.api import ApprovalFilter, Filter, Store
+from perdure.store.api import ApprovalFilter, Store
 from perdure.store.open import open_store
 from perdure.tool.call import Call
 
@@ -140,7 +140,7 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     url = url_of(tmp_path_factory.mktemp("leak") / "leak.db") if is_file else empty(request.getfixturevalue("postgres"))
     make(url)
     store = open_store(url)
-    assert {row.run_id for row in store.list(Filter())} >= {"leak"}
+    assert {row.run_id for row in store.list()} >= {"leak"}
     yield store
     store.close()
 
@@ -226,7 +226,7 @@ def test_a_redacted_copy_is_sound_says_what_it_is_and_can_be_imported(source: St
     store = open_store(f"sqlite:///{tmp_path}/here.db")
     assert take_in(store, file)
     assert not take_in(store, file)
-    for here in store.list(Filter()):
+    for here in store.list():
         verdict = verify_run(store, here)
         original = source.get(here.run_id)
         assert original is not None
@@ -285,7 +285,7 @@ def test_requests_to_models_are_rebuilt_from_the_redacted_parts(source: Store, t
     file.write_bytes(written(source, "key:password"))
     store = open_store("sqlite://")
     take_in(store, file)
-    (name,) = [row.run_id for row in store.list(Filter()) if row.agent == "thinker"]
+    (name,) = [row.run_id for row in store.list() if row.agent == "thinker"]
     reading = read_run(store, name)
     asked = [event.call for event in reading.events if isinstance(event.body, ModelCallInitiated)]
     assert len(asked) == 2

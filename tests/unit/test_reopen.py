@@ -29,7 +29,6 @@ from perdure.core.reopen import reopening, retry_point
 from perdure.core.state import fold
 from perdure.errors import AlreadyRunning, Conflict, Diverged, InvalidInput, NotSent, RunFailed
 from perdure.inspect.verify import verify_run
-from perdure.store.api import Filter
 
 _ONCE = Retry(attempts=1)
 
@@ -95,7 +94,7 @@ def scenario(
                     await begin(app)
                 await test(app)
                 # Whatever people did, the journals are sound, and the other tables agree with them.
-                for row in app.store.list(Filter()):
+                for row in app.store.list():
                     assert verify_run(app.store, row).problem is None
 
         run(main())

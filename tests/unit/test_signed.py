@@ -34,7 +34,7 @@ from perdure.errors import InvalidInput
 from perdure.inspect.chain import chain_problems
 from perdure.inspect.signed import Book, Contradiction, PublicKey, SigningKey, kept_heads, merkle_root, new_key, signed_problems, state
 from perdure.inspect.verify import verify_journal
-from perdure.store.api import Filter, RunRow, Store
+from perdure.store.api import RunRow, Store
 from perdure.store.open import open_store
 from perdure.webhooks import verify as verify_webhook
 
@@ -109,7 +109,7 @@ def test_a_journal_that_was_edited_and_computed_again_is_found_and_the_run_is_na
     notary.sign(store)
     hand.forge(*rewritten(store, "b", b'"paid"', b'"lost"', hand.is_postgres))
     sound(store)  # the database does not show it: every hash and the whole chain were computed again
-    assert all(_sound(store, row) for row in store.list(Filter()))
+    assert all(_sound(store, row) for row in store.list())
     problems = notary.problems(store)
     assert len(problems) == 2
     assert problems[0].startswith("run b: statement 1 of ")
@@ -163,7 +163,7 @@ def test_a_database_that_was_restored_from_an_older_copy_is_found(tmp_path: Path
     store.close()
     path.write_bytes(before)
     store = open_store(f"sqlite:///{path}")
-    assert all(_sound(store, row) for row in store.list(Filter())), "a sound journal, but an old one"
+    assert all(_sound(store, row) for row in store.list()), "a sound journal, but an old one"
     words = " ".join(notary.problems(store))
     assert "run a: statement 1" in words
     assert "run b: statement 1" in words

@@ -28,6 +28,7 @@ from perdure.core.approval import Vote
 from perdure.core.codec import pack
 from perdure.core.events import CancelRequested, Event, RunCancelled, RunCreated, RunReopened, SignalReceived
 from perdure.core.identity import genesis, seal_all
+from perdure.core.query import EVERYTHING
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreCorrupt
 from perdure.inspect.artifacts import orphans
 from perdure.inspect.audit import Audit, AuditFilter
@@ -38,7 +39,7 @@ from perdure.inspect.specimen import chunks, is_there, read_family
 from perdure.inspect.verify import verify_run
 from perdure.inspect.why.page import why
 from perdure.settings import Queue
-from perdure.store.api import ApprovalFilter, Filter, NewRun, Reopen, Repair, Served, Store
+from perdure.store.api import ApprovalFilter, NewRun, Reopen, Repair, Served, Store
 from perdure.store.artifacts import stored_chunks, sweep
 from perdure.store.open import open_store
 from perdure.store.transfer import Copying
@@ -85,7 +86,7 @@ def exported(source: Path, run_id: str, folder: Path) -> Path:
 def take_in(store: Store, file: Path) -> bool:
     family = read_family(file, by="ann", now=NOW)
     found = store.heads(list(family.export.runs))
-    if is_there(family, found, specimens=[row.run_id for row in store.list(Filter(limit=1000)) if row.specimen is not None]):
+    if is_there(family, found, specimens=[row.run_id for row in store.list(limit=1000) if row.specimen is not None]):
         return False
     store.take_in_specimen(family.wholes, list(family.export.blobs.values()), lambda: chunks(file, family))
     return True
@@ -93,7 +94,7 @@ def take_in(store: Store, file: Path) -> bool:
 
 def roots(source: Path) -> list[str]:
     store = open_store(url_of(source))
-    found = sorted(row.run_id for row in store.list(Filter(limit=1000)) if "/" not in row.run_id)
+    found = sorted(row.run_id for row in store.list(limit=1000) if "/" not in row.run_id)
     store.close()
     return found
 
@@ -103,8 +104,8 @@ def test_a_run_in_any_state_travels_with_its_family_and_verifies_there(zoos: Pat
     for run_id in roots(zoos):
         assert take_in(store, exported(zoos, run_id, tmp_path)), run_id
     source = open_store(url_of(zoos))
-    rows = {row.run_id: row for row in store.list(Filter(limit=1000))}
-    assert set(rows) == {row.run_id for row in source.list(Filter(limit=1000))}, "with all their children"
+    rows = {row.run_id: row for row in store.list(limit=1000)}
+    assert set(rows) == {row.run_id for row in source.list(limit=1000)}, "with all their children"
     assert len({row.status for row in rows.values()}) >= 7
     for row in rows.values():
         assert row.imported is not None
@@ -124,7 +125,7 @@ def test_no_worker_gets_a_specimen(zoos: Path, target: tuple[Store, Any], tmp_pa
     store, _ = target
     for run_id in ("queued", "later", "doubt", "listens", "squares", "done"):
         take_in(store, exported(zoos, run_id, tmp_path))
-    served = [Served(row.agent, row.version) for row in store.list(Filter(limit=1000))]
+    served = [Served(row.agent, row.version) for row in store.list(limit=1000)]
     store.register("w", "host:1", 1, NOW, served)
     far = NOW + 10**15
     assert store.claim("w", served, 100, far) == []
@@ -142,7 +143,7 @@ def test_a_specimen_takes_no_post_no_end_and_no_decision_and_is_not_reopened(zoo
     store, _ = target
     for run_id in ("listens", "refund", "doubt", "done"):
         take_in(store, exported(zoos, run_id, tmp_path))
-    before = {row.run_id: row for row in store.list(Filter(limit=1000))}
+    before = {row.run_id: row for row in store.list(limit=1000)}
     for run_id in ("listens", "refund", "doubt", "done"):
         with pytest.raises(Conflict, match="is a specimen"):
             store.post(run_id, None, SignalReceived("chat", pack(b"1")[0], "ann"), event_id=ID, now=NOW)
@@ -158,7 +159,7 @@ def test_a_specimen_takes_no_post_no_end_and_no_decision_and_is_not_reopened(zoo
         store.reopen([Reopen("failed", failed.seq, [(RunReopened("ann", 1), None, ID)])], now=NOW)
     with pytest.raises(Conflict, match="is a specimen"):
         store.decide(approval_of(store, "refund"), Vote(by="ann", granted=True), event_id=ID, now=before["refund"].updated_at + 1)
-    assert {row.run_id: row for row in store.list(Filter(limit=1000))} == before
+    assert {row.run_id: row for row in store.list(limit=1000)} == before
 
 
 def test_no_run_is_created_under_the_id_of_a_specimen_or_in_its_family(zoos: Path, target: tuple[Store, Any], tmp_path: Path) -> None:
@@ -287,7 +288,7 @@ def test_what_is_counted_and_listed_for_people_leaves_specimens_out(zoos: Path, 
     store, _ = target
     for run_id in ("refund", "doubt", "bought"):
         take_in(store, exported(zoos, run_id, tmp_path))
-    assert store.count(None, None) == {}
+    assert store.count(EVERYTHING) == {}
     assert store.approvals(ApprovalFilter()) == [], "no decision about it counts, so nobody is asked for one"
     assert len(store.approvals(ApprovalFilter(run_id="refund"))) == 1
     assert store.costs("agent") == []
@@ -309,10 +310,10 @@ def test_the_same_file_again_changes_nothing_and_other_content_is_refused(zoos: 
     store, _ = target
     file = exported(zoos, "squares", tmp_path)
     assert take_in(store, file)
-    version = store.list(Filter(limit=1000))
+    version = store.list(limit=1000)
     assert not take_in(store, file)
     assert not take_in(store, exported(zoos, "squares", tmp_path)), "another file with the same content"
-    assert store.list(Filter(limit=1000)) == version
+    assert store.list(limit=1000) == version
     with pytest.raises(Conflict, match=r"specimen squares is here with other content .*perdure prune --specimen squares"):
         take_in(store, _another("squares", tmp_path))
 
@@ -349,7 +350,7 @@ def test_a_race_for_the_id_is_decided_by_the_transaction(zoos: Path, target: tup
     store.create_run(NewRun("squares/1", RunCreated("squares/1", "shop", "1", "t", pack(b"{}")[0]), ID, NOW, "d"))
     with pytest.raises(Conflict, match="nothing was imported"):
         store.take_in_specimen(family.wholes, list(family.export.blobs.values()), lambda: chunks(file, family))
-    assert [row.run_id for row in store.list(Filter())] == ["squares/1"], "all of the family, or nothing"
+    assert [row.run_id for row in store.list()] == ["squares/1"], "all of the family, or nothing"
 
 
 def test_a_specimen_is_deleted_whole_and_can_be_imported_again(zoos: Path, target: tuple[Store, Any], tmp_path: Path) -> None:
@@ -361,7 +362,7 @@ def test_a_specimen_is_deleted_whole_and_can_be_imported_again(zoos: Path, targe
         take_in(store, blobs)
         done = store.delete_specimens(["done", "squares"], by="ann", now=NOW)
         assert (done.families, done.runs, done.blobs) == (2, 4, 1)
-        assert store.list(Filter()) == []
+        assert store.list() == []
         assert missing_ends(store) == ({}, []), "the chain knows that they were taken out"
         assert list(chain_problems(store)) == []
         assert store.problems() == []
@@ -377,8 +378,8 @@ def test_specimens_stay_specimens_when_the_journal_moves(zoos: Path, target: tup
         take_in(store, exported(zoos, run_id, tmp_path))
     other = open_store(f"sqlite:///{tmp_path}/moved.db")
     Copying(store, other, to_url=other.url, by="ann").move(now=NOW, lease_us=1)
-    assert {row.run_id: row for row in other.list(Filter())} == {row.run_id: row for row in store.list(Filter())}
-    assert all(row.specimen is not None and verify_run(other, row).problem is None for row in other.list(Filter()))
+    assert {row.run_id: row for row in other.list()} == {row.run_id: row for row in store.list()}
+    assert all(row.specimen is not None and verify_run(other, row).problem is None for row in other.list())
     other.close()
 
 
@@ -456,7 +457,7 @@ def test_a_file_that_changes_between_the_check_and_the_write_is_refused(large: P
     store = open_store("sqlite://")
     with pytest.raises(StoreCorrupt, match="does not have the bytes"):
         store.take_in_specimen(family.wholes, list(family.export.blobs.values()), lambda: chunks(file, family))
-    assert store.list(Filter()) == []
+    assert store.list() == []
     assert store.artifact_runs() == []
     store.close()
 
@@ -475,7 +476,7 @@ def test_an_import_that_is_killed_leaves_all_of_it_or_nothing(large: Path, tmp_p
             dead += 1
         process.wait()
         store = open_store(url)
-        rows = store.list(Filter())
+        rows = store.list()
         saved = [row.state for row in store.artifacts_of("kept")]
         assert (len(rows), saved) in ((0, []), (1, ["saved"] * 3))
         if rows:

@@ -15,7 +15,7 @@ import pytest
 
 from perdure import Perdure, Run, agent
 from perdure.errors import Conflict, StoreError
-from perdure.store.api import Filter, NewRun, RunRow
+from perdure.store.api import NewRun, RunRow
 from perdure.store.sqlite.database import SqliteDatabase
 
 
@@ -64,7 +64,7 @@ def test_one_that_is_refused_does_not_hinder_the_others(tmp_path: Path) -> None:
                 app.start(job, 2, id="a"), app.start(job, 99, id="taken"), app.start(job, 3, id="b"), return_exceptions=True
             )
             assert isinstance(answers[1], Conflict)
-            assert {row.run_id for row in app.store.list(Filter())} == {"taken", "a", "b"}
+            assert {row.run_id for row in app.store.list()} == {"taken", "a", "b"}
             assert len(await app.handle("taken").events()) == 1
 
     asyncio.run(main())
@@ -88,7 +88,7 @@ def test_one_that_cannot_be_stored_does_not_hinder_the_others(tmp_path: Path, mo
             monkeypatch.setattr(app.store, "create_runs", refuses_all)
             answers = await asyncio.gather(*(app.start(job, 1, id=name) for name in ("a", "bad", "b")), return_exceptions=True)
             assert [isinstance(answer, StoreError) for answer in answers] == [False, True, False]
-            assert {row.run_id for row in app.store.list(Filter())} == {"a", "b"}
+            assert {row.run_id for row in app.store.list()} == {"a", "b"}
 
     asyncio.run(main())
 
@@ -100,7 +100,7 @@ def test_a_start_that_is_cancelled_before_its_commit_starts_nothing(tmp_path: Pa
             asyncio.get_running_loop().call_soon(starting[1].cancel)
             await asyncio.gather(*starting, return_exceptions=True)
             assert starting[1].cancelled()
-            assert {row.run_id for row in app.store.list(Filter())} == {"r0", "r2"}
+            assert {row.run_id for row in app.store.list()} == {"r0", "r2"}
 
     asyncio.run(main())
 

@@ -12,7 +12,6 @@ from tests.unit.drive_tools import perdure, run, status_of, until
 from perdure import Run, Settings, agent
 from perdure.errors import StoreCorrupt
 from perdure.inspect.verify import verify_run
-from perdure.store.api import Filter
 
 
 @agent(version="1")
@@ -63,7 +62,7 @@ def test_a_worker_with_room_for_one_run_goes_on_with_the_other(damaged: Path) ->
 def test_it_is_listed_and_whoever_asks_for_it_is_told(damaged: Path) -> None:
     async def main() -> None:
         async with perdure(damaged, [echo]) as app:
-            rows = {row.run_id: row for row in app.store.list(Filter())}
+            rows = {row.run_id: row for row in app.store.list()}
             assert (rows["bad"].status, rows["good"].status) == ("needs_attention", "queued")
             assert "damaged" in str(rows["bad"].error)
             verdict = verify_run(app.store, rows["bad"])

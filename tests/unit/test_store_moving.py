@@ -40,7 +40,7 @@ from perdure.core.identity import CallKeys
 from perdure.errors import Conflict, StoreCorrupt, StoreError
 from perdure.inspect.verify import verify_run
 from perdure.store import pruning
-from perdure.store.api import Committed, Filter, RowChange, Store
+from perdure.store.api import Committed, RowChange, Store
 from perdure.store.creation import insert_run
 from perdure.store.cursor import Cursor
 from perdure.store.open import open_store
@@ -331,7 +331,7 @@ def undo_while_it_is_pruned(stores: tuple[SqlStore, SqlStore]) -> None:
 
     store._database.write(create_and_look_away, lambda cursor, _: True)
     beside[0].done()
-    assert {row.run_id for row in store.list(Filter())} == {"r", "r/undo"}, "an undo without the run that it undoes"
+    assert {row.run_id for row in store.list()} == {"r", "r/undo"}, "an undo without the run that it undoes"
 
 
 def test_a_family_whose_undo_is_just_beginning_is_not_pruned(stores: tuple[SqlStore, SqlStore]) -> None:
@@ -351,7 +351,7 @@ def test_an_undo_of_what_is_just_being_pruned_is_refused(stores: tuple[SqlStore,
 
     store._database.write(prune_and_look_away, lambda cursor, _: True)
     assert isinstance(beside[0].done(), Conflict)
-    assert store.list(Filter()) == []
+    assert store.list() == []
 
 
 def blob_put_while_it_is_pruned(stores: tuple[SqlStore, SqlStore]) -> None:
@@ -535,5 +535,5 @@ def test_nothing_is_pruned_that_was_not_asked_for() -> None:
     assert found_ == ["r0", "r1", "r2"]
     assert pruning.prune(store, NOW + HOUR, ["failed"], None, by="ann", clock=lambda: NOW) == pruning.NOTHING
     assert pruning.prune(store, NOW + HOUR, ENDED, 3, by="ann", clock=lambda: NOW).families == 3
-    assert sorted(row.run_id for row in store.list(Filter())) == ["last", "r3", "r4"]
+    assert sorted(row.run_id for row in store.list()) == ["last", "r3", "r4"]
     store.close()

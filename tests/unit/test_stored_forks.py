@@ -35,7 +35,7 @@ from perdure.inspect.verify import verify_run
 from perdure.inspect.view import read_run
 from perdure.models import Scripted
 from perdure.models.scripted import use, uses
-from perdure.store.api import Filter, Recorded, RunRow, Served
+from perdure.store.api import Recorded, RunRow, Served
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -64,7 +64,7 @@ def is_sound(app: Perdure, run_id: str, agent: Agent[Any, Any]) -> None:
 
 def kept(app: Perdure) -> list[Any]:
     """Every run of the journal, with its events."""
-    rows = app.store.list(Filter(limit=1000))
+    rows = app.store.list(limit=1000)
     return [(row, [encode_body(event.body) for event in app.store.read(row.run_id)]) for row in rows]
 
 

@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "resume": ("perdure.cli.resume", "Drive an existing run here."),
     "worker": ("perdure.cli.worker", "Serve the queue until SIGTERM, then drain."),
     "list": ("perdure.cli.list_runs", "Runs, newest first."),
+    "errors": ("perdure.cli.errors", "The runs that failed or need attention, grouped by their error."),
     "show": ("perdure.cli.show", "The state of a run, now or as of an event."),
     "events": ("perdure.cli.events", "The journal of a run."),
     "why": ("perdure.cli.why", "One page: done, in doubt, waiting, never started, and what to type next."),

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec import structs
 
 from perdure import shell
 from perdure.cli import common
+from perdure.cli.common import where_option
 from perdure.cli.reopening import Order
 from perdure.cli.retry import Crowd, split
 from perdure.cli.steering import by_option, speaker
 from perdure.cli.target import load_target, recorded_target, with_children, with_tools
-from perdure.cli.where import Query, parse_query, where_option
-from perdure.core.events import Status
 from perdure.core.identity import undone_by
+from perdure.core.query import UNFINISHED, Query, parse_query
 from perdure.engine.api import Reading
 from perdure.errors import Conflict, InvalidInput, UnknownAgent
 from perdure.inspect.text import plural
@@ -137,9 +136,11 @@ async def adopt_one(
 
 def _query(where: str, now: int) -> Query:
     query = parse_query(where, now)
+    if not query.has("status"):
+        return query.within(status=UNFINISHED)
     if ended := [status for status in query.statuses if status in FINISHED]:
         raise InvalidInput(f"--where status:{ended[0]}: only an unfinished run is adopted; a run that failed goes on with perdure retry")
-    return query if query.statuses else structs.replace(query, statuses=tuple(one for one in get_args(Status) if one not in FINISHED))
+    return query
 
 
 def _check(row: RunRow) -> None:

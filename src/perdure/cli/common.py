@@ -147,7 +147,7 @@ def report(error: BaseException) -> int:
             return _line(error.message, error.code)
         case click.ClickException():
             return _line(error.format_message(), USAGE)
-        case errors.InvalidPlan():
+        case errors.InvalidPlan() | errors.InvalidQuery():
             first, *others = error.lines
             _line(first, USAGE)
             for other in others:
@@ -355,13 +355,38 @@ def url_option(function: F) -> F:
         try:
             return function(*args, url=url, **kwargs)
         except errors.PerdureError as error:
-            if url is None:
-                raise
+            if url is None or isinstance(error, errors.InvalidQuery):
+                raise  # the message of a query names no command
             raise ExitWith(with_url(error.in_full(), url), code_of_error(error)) from error
 
     return click.option(
         "--url", metavar="URL", help="The database: sqlite:///FILE or postgresql://…. Default: PERDURE_URL, then the settings file."
     )(cast(F, verb))
+
+
+def where_option(words: str) -> Callable[[F], F]:
+    """The option `--where QUERY`. The parameter is `where: str | None`; pass it to `parse_query`."""
+    from perdure.core.query import KEYS
+
+    return click.option("--where", metavar="QUERY", help=f"{words} KEY:VALUE …; the keys: {', '.join(KEYS)}; -KEY:VALUE excludes.")
+
+
+def label_option(verb: F) -> F:
+    """The option `--label KEY=VALUE`, which may be repeated. The parameter is `labels: tuple[str, ...]`; pass it to `labels_of`."""
+    return click.option("--label", "labels", metavar="KEY=VALUE", multiple=True, help="A label, by which the run is found. Repeatable.")(
+        verb
+    )
+
+
+def labels_of(given: Sequence[str]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    if wrong := [one for one, (_, equals, _) in zip(given, pairs, strict=True) if not equals]:
+        raise errors.InvalidInput(f"--label {wrong[0]!r:.60} is not KEY=VALUE")
+    labels = {key: value for key, _, value in pairs}
+    if len(labels) < len(pairs):
+        twice = next(key for key, _, _ in pairs if [one[0] for one in pairs].count(key) > 1)
+        raise errors.InvalidInput(f"--label {twice!r:.60} is there twice, and a label has one value")
+    return labels
 
 
 def with_url(text: str, url: str | None) -> str:
@@ -503,9 +528,9 @@ def _complete_approval(ctx: click.Context, param: click.Parameter, incomplete: s
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """For the shell: the ids of runs that begin with `incomplete`."""
-    from perdure.store.api import Filter
+    from perdure.core.query import EVERYTHING
 
-    return _complete(ctx, incomplete, lambda store: [row.run_id for row in store.list(Filter(limit=1000))])
+    return _complete(ctx, incomplete, lambda store: [row.run_id for row in store.list(EVERYTHING, 1000)])
 
 
 def _complete(ctx: click.Context, incomplete: str, ids: Callable[[Reading], list[str]]) -> list[str]:

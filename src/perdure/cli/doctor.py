@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterator
-from typing import get_args
 
 import click
 import msgspec
@@ -14,6 +13,7 @@ from perdure import shell
 from perdure.cli import common
 from perdure.cli.serving import gap, unserved
 from perdure.core.identity import undone_by
+from perdure.core.query import EVERYTHING, UNFINISHED
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput
 from perdure.inspect.artifacts import check_artifacts
@@ -22,7 +22,6 @@ from perdure.inspect.retention import check_retention
 from perdure.inspect.text import plural
 from perdure.inspect.view import all_rows
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, Filter, Status
 from perdure.store.open import is_postgres
 
 _COLOURS = {"ok": "green", "warn": "yellow", "FAIL": "red"}
@@ -83,7 +82,7 @@ def _service(store: Reading, now: int, lease_us: int) -> Iterator[Check]:
             yield Check("serving", "ok", f"{worker.name}: {served}{only}")
     if not any(worker.alive for worker in workers):
         return  # if no worker is alive, the check "workers" reports this
-    stuck = unserved(store, workers, Filter())
+    stuck = list(unserved(store, workers))
     if not stuck:
         yield Check("versions", "ok", "every unfinished run has a worker that can go on with it")
         return
@@ -99,8 +98,8 @@ def _service(store: Reading, now: int, lease_us: int) -> Iterator[Check]:
 
 def _undos(store: Reading) -> Check:
     """Is an undo unfinished, with no holder? No worker serves an undo, so the user must run `perdure undo` again."""
-    open_ = [one for one in get_args(Status) if one not in FINISHED]
-    rows = (row for one in open_ for row in all_rows(store, Filter(one)) if row.holder is None and row.specimen is None)
+    query = EVERYTHING.within(status=UNFINISHED)
+    rows = (row for row in all_rows(store, query) if row.holder is None and row.specimen is None)
     left = [undone for row in rows if (undone := undone_by(row.run_id)) is not None]
     if not left:
         return Check("undo", "ok", "no undo is unfinished")

@@ -12,9 +12,9 @@ import msgspec
 from perdure import shell
 from perdure.cli import common
 from perdure.cli.serving import gap, stranded, unserved
-from perdure.cli.where import parse_query, where_option
 from perdure.core.codec import decode
 from perdure.core.events import RunCreated, RunForked
+from perdure.core.query import EVERYTHING, GROUPS, Query, checked_group, parse_query
 from perdure.core.suspects import Group
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, StoreCorrupt
@@ -22,7 +22,7 @@ from perdure.inspect.text import clip, clock, moment, plural, progress_words, sp
 from perdure.inspect.view import failure_record
 from perdure.inspect.workers import Crew, Lag, WorkerView, crew, deaths_words, name_of, suspect_words, waits_as_suspect
 from perdure.settings import Settings
-from perdure.store.api import Current, Filter, ProgressRow, RunRow, Status, WorkerRow
+from perdure.store.api import Current, ProgressRow, RunRow, Status, WorkerRow
 
 _PAGE = 500  # of how many runs the beginning is read at once
 
@@ -82,11 +82,14 @@ def _queue(one: Lag) -> tuple[str, ...]:
 @click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status.")
 @click.option("--agent", metavar="NAME", help="Only runs of this agent.")
 @click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
-@where_option("Only runs that match all terms of the query:")
+@common.where_option("Only runs that match all terms of the query:")
 @click.option(
     "--unserved", "stuck", is_flag=True, help="Only unfinished runs that no live worker can go on with, or whose worker is dead or silent."
 )
 @click.option("--workers", "who_works", is_flag=True, help="Instead of runs: the workers with their leases, and the queues.")
+@click.option("--count-by", metavar="WHAT", help=f"Instead of runs: how many there are, by {', '.join(GROUPS)} or label.KEY.")
+@click.option("--sort", type=click.Choice(("created", "-created")), default="created", help="The newest first, or with - the oldest.")
+@click.option("--after", metavar="CURSOR", help="The next page: go on after the run with this cursor.")
 @click.option("--limit", type=click.IntRange(min=1, max=1_000_000), default=50, show_default=True, metavar="N", help="At most N runs.")
 @common.url_option
 @common.json_option
@@ -97,48 +100,84 @@ def command(
     where: str | None,
     stuck: bool,
     who_works: bool,
+    count_by: str | None,
+    sort: str,
+    after: str | None,
     limit: int,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Runs, newest first. `perdure why RUN` tells all about one run."""
     settings = common.settings_with(url=url)
+    narrowed = bool(status or agent or tenant or where is not None or stuck)
     if who_works:
-        if status or agent or tenant or where is not None or stuck:
+        if narrowed or count_by is not None or after is not None:
             raise InvalidInput("--workers lists no runs, so leave out the options that select runs")
         show_crew(settings, as_json)
         return
-    if where is not None and (status or agent or tenant or stuck):
-        raise InvalidInput(
-            "--where has a key for each of --status, --agent and --tenant, and does not go with --unserved: give only --where"
-        )
-    wanted = Filter(status, agent, tenant, limit + 1)
+    if stuck and (after is not None or sort != "created" or count_by is not None):
+        raise InvalidInput("--unserved looks at each unfinished run, and goes with neither --after, --sort nor --count-by")
     with common.existing_runs(url) as store:
         now = common.now_at(store)
+        query = (EVERYTHING if where is None else parse_query(where, now)).also(status=status, agent=agent, tenant=tenant)
+        if count_by is not None:
+            _count(store, query, checked_group(count_by, "--count-by"), limit, as_json)
+            return
         workers = store.workers(now, round(settings.lease_s * 1e6))
-        if where is not None:
-            rows = list(islice(parse_query(where, now).rows(store), limit + 1))
+        found: list[tuple[str, RunRow]]
+        if stuck:
+            found = [("", row) for row in islice(unserved(store, workers, query), limit + 1)]
         else:
-            rows = unserved(store, workers, wanted) if stuck else store.list(wanted)
+            found = store.find(query, limit + 1, after, oldest_first=sort == "-created")
         groups = store.suspects()
-        shown = rows[:limit]
+        shown = [row for _, row in found[:limit]]
+        run_ids = [row.run_id for row in shown]
         forks = _forks(store, shown)
         reported = {} if as_json else _reported(store, shown)
-        current = store.current([row.run_id for row in shown]) if as_json else {}
+        current, labels = (store.current(run_ids), store.labels(run_ids)) if as_json else ({}, {})
     if as_json:
-        for row in shown:
-            common.out_json(_record(row, workers, groups, now) | {"fork_of": forks.get(row.run_id)} | _current(current[row.run_id]))
+        for cursor, row in found[:limit]:
+            beside = {"fork_of": forks.get(row.run_id), "labels": labels[row.run_id], "cursor": cursor}
+            common.out_json(_record(row, workers, groups, now) | beside | _current(current[row.run_id]))
         return
     if not shown:
         how = f" yet: perdure run FILE.py:agent{common.url_words(url)} starts one"
-        common.note("no runs" + (" that match" if status or agent or tenant or where is not None or stuck else how))
+        common.note("no runs" + (" that match" if narrowed else " after that one" if after is not None else how))
         return
     headers = ("run", "status", "agent", "waiting for / error", "events", "age", "worker")
     common.table(headers, [_cells(row, workers, groups, now, stuck, reported.get(row.run_id, ()), forks) for row in shown])
-    if len(rows) > limit:
-        same = "" if where is None else f" --where {shell.quote(where)}"
-        wider = f"perdure list{same} --limit {limit * 10}{common.url_words(url)}"
-        common.note(f"the newest {limit} are shown; more: {wider}, or narrow it with --where, --status, --agent, --tenant")
+    if len(found) > limit:
+        given = (
+            ("--status", status),
+            ("--agent", agent),
+            ("--tenant", tenant),
+            ("--where", where),
+            ("--sort", sort if sort != "created" else None),
+        )
+        same = "".join(f" {option} {shell.quote(value)}" for option, value in given if value)
+        more = f"--limit {limit * 10} --unserved" if stuck else f"--limit {limit} --after {found[limit - 1][0]}"
+        end = "oldest" if sort == "-created" else "newest"
+        those = "" if after is None else " of the rest"
+        common.note(
+            f"the {end} {limit}{those} are shown; more: perdure list{same} {more}{common.url_words(url)}, or narrow it with --where"
+        )
+
+
+def _count(store: Reading, query: Query, by: str, limit: int, as_json: bool) -> None:
+    found = store.count(query, by, limit + 1)
+    for group, number in list(found.items())[:limit]:
+        if as_json:
+            common.out_json({by: group, "runs": number})
+    if as_json:
+        return
+    if not found:
+        common.note("no runs that match")
+        return
+    common.table(
+        (by, "runs"), [("–" if group is None else clip(group, 100), f"{number:,}") for group, number in list(found.items())[:limit]]
+    )
+    if len(found) > limit:
+        common.note(f"the {limit} most frequent are shown; more: --limit {limit * 10}")
 
 
 def _forks(store: Reading, rows: Sequence[RunRow]) -> dict[str, str]:

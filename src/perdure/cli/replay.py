@@ -15,6 +15,7 @@ import msgspec
 from perdure import shell
 from perdure.cli import common
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children
+from perdure.core.query import EVERYTHING
 from perdure.engine.api import Reading
 from perdure.engine.local.sandbox import guard
 from perdure.errors import Conflict, InvalidInput, PerdureError, UnknownAgent
@@ -22,7 +23,7 @@ from perdure.inspect.replay import Different, Same, compare
 from perdure.inspect.text import plural
 from perdure.inspect.view import all_rows, loader, read_run, require
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, NO_VERSION, Filter, RunRow
+from perdure.store.api import FINISHED, NO_VERSION, RunRow
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
@@ -207,7 +208,7 @@ def _one(
 def _every(store: Reading, words: tuple[str, ...], tools: str | None) -> Iterator[tuple[RunRow, Agent[Any, Any]]]:
     for target in words:
         for loaded in load_targets(target, tools):
-            for row in all_rows(store, Filter(agent=loaded.agent.name)):
+            for row in all_rows(store, EVERYTHING.also(agent=loaded.agent.name)):
                 yield row, loaded.agent
 
 

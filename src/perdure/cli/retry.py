@@ -12,22 +12,23 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
-from msgspec import Struct, field, structs
+from msgspec import Struct, field
 
 from perdure import shell
 from perdure.cli import common
+from perdure.cli.common import where_option
 from perdure.cli.driving import stop_on_signals
 from perdure.cli.reopening import Order, preview, record, reopen_one, reopened
 from perdure.cli.steering import add_options, by_option, speaker, who_goes_on
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children, with_tools
-from perdure.cli.where import Query, parse_query, where_option
 from perdure.core.budget import Budget
 from perdure.core.identity import undone_by
+from perdure.core.query import Query, parse_query
 from perdure.core.state import RunState
 from perdure.engine.api import Reading
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreUnavailable, UnknownAgent
 from perdure.inspect.text import clip, limits_words, plural, span, versioned
-from perdure.inspect.view import read_run, require
+from perdure.inspect.view import all_rows, read_run, require
 from perdure.logs import log_to_stderr
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
@@ -107,8 +108,8 @@ def command(
 def _query(where: str, now: int) -> Query:
     """The query. Without a status it selects failed runs only, because people cancel runs on purpose."""
     query = parse_query(where, now)
-    if not query.statuses:
-        return structs.replace(query, statuses=("failed",))
+    if not query.has("status"):
+        return query.within(status=("failed",))
     other = [status for status in query.statuses if status not in _STATUSES]
     if other:
         raise InvalidInput(f"--where status:{other[0]}: only runs that are {' or '.join(_STATUSES)} can be retried")
@@ -286,7 +287,7 @@ class Crowd:
         A run that has changed since the question is left out, because the person has not seen it.
         """
         if self._query is not None:
-            yield from (row for row in self._query.rows(reading) if row.updated_at <= self._now)
+            yield from (row for row in all_rows(reading, self._query) if row.updated_at <= self._now)
             return
         for run_id in self._run_ids:
             yield require(reading, run_id)

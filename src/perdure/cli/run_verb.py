@@ -45,6 +45,7 @@ from perdure.store.postgres.driver import require_psycopg
 @click.option("--after", metavar="RUN", help="Continue the conversation of a ReAct run that has ended, in a new run.")
 @click.option("--tenant", default="default", show_default=True)
 @click.option("--actor", metavar="WHO", help="The person or program for whom the agent acts.")
+@common.label_option
 @click.option("--queue", metavar="Q", help='The queue of the run. Default: the agent\'s, else "default".')
 @click.option("--priority", type=int, default=0, metavar="N", help="In a queue, of one tenant's runs, the highest goes first.")
 @click.option("--not-before", metavar="T", help="Do not begin before: 10m, 2h, 1d from now, or an ISO time (UTC if it names no zone).")
@@ -73,6 +74,7 @@ def command(
     after: str | None,
     tenant: str,
     actor: str | None,
+    labels: tuple[str, ...],
     queue: str | None,
     priority: int,
     not_before: str | None,
@@ -99,7 +101,8 @@ def command(
     if after is not None:
         kwargs["history"] = _history(settings, loaded.agent, kwargs, after, tenant)
     encoded = loaded.agent.bind(args, kwargs)
-    start = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority, "version": version}
+    start: dict[str, Any] = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority, "version": version}
+    start |= {"labels": common.labels_of(labels)}
     typed = " ".join([shell.quote(target), *([] if tools is None else ["--tools", shell.quote(tools)])])
     at = None if not_before is None else parse_future(not_before, common.now_us(), "--not-before")
     wanted = _Wanted(loaded, encoded, at, {**start, "budget": budget_of(loaded.agent.budget, budget_usd, on_exceed)}, typed)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Iterator, Sequence
 
 from perdure.core.identity import undone_by
+from perdure.core.query import EVERYTHING, UNFINISHED, Query
 from perdure.engine.api import Reading
 from perdure.inspect.view import all_rows
 from perdure.inspect.workers import missing, name_of, state_of
-from perdure.store.api import FINISHED, Filter, RunRow, Status, WorkerRow
+from perdure.store.api import FINISHED, RunRow, WorkerRow
 
 
 def gap(row: RunRow, workers: Sequence[WorkerRow]) -> str | None:
@@ -41,8 +41,6 @@ def stranded(row: RunRow, workers: Sequence[WorkerRow], now: int) -> str | None:
     return gap(row, workers) if row.ready_at is not None and row.ready_at <= now else None
 
 
-def unserved(store: Reading, workers: Sequence[WorkerRow], wanted: Filter) -> list[RunRow]:
-    """Unfinished runs that no live worker can drive, newest first. The filter's limit is ignored."""
-    open_ = [one for one in get_args(Status) if one not in FINISHED and wanted.status in (None, one)]
-    rows = [row for one in open_ for row in all_rows(store, Filter(one, wanted.agent, wanted.tenant)) if gap(row, workers) is not None]
-    return sorted(rows, key=lambda row: row.created_at, reverse=True)
+def unserved(store: Reading, workers: Sequence[WorkerRow], query: Query = EVERYTHING) -> Iterator[RunRow]:
+    """Unfinished runs that match the query and that no live worker can drive, newest first."""
+    return (row for row in all_rows(store, query.within(status=UNFINISHED)) if gap(row, workers) is not None)

@@ -25,6 +25,7 @@ from perdure.inspect.text import (
     called,
     clip,
     failed,
+    labels_words,
     people,
     place_words,
     places,
@@ -159,6 +160,7 @@ def _head(reading: RunView, url: str | None) -> list[str]:
         f"run      {row.run_id}{as_of}",
         f"agent    {versioned(row.agent, state.version)}{'' if state.version else ' in the version of the worker that begins it'}, tenant {row.tenant}{place_words(row.queue, row.priority)}"
         + (f", for {row.actor}" if row.actor else ""),
+        *([f"labels   {labels_words(state.labels)}"] if state.labels else []),
         f"status   {reading.status}" + _about(reading, url),
         f"input    {shown(state.created.input, 200) if state.created else ''}",
     ]

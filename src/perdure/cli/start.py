@@ -27,6 +27,7 @@ from perdure.settings import Settings
 )
 @click.option("--tenant", default="default", show_default=True)
 @click.option("--actor", metavar="WHO", help="The person or program for whom the agent acts.")
+@common.label_option
 @click.option("--queue", metavar="Q", default="default", show_default=True, help="The queue of the run.")
 @click.option("--priority", type=int, default=0, metavar="N", help="In a queue, of one tenant's runs, the highest goes first.")
 @click.option("--not-before", metavar="T", help="Do not begin before: 10m, 2h, 1d from now, or an ISO time (UTC if it names no zone).")
@@ -42,6 +43,7 @@ def command(
     version: str | None,
     tenant: str,
     actor: str | None,
+    labels: tuple[str, ...],
     queue: str,
     priority: int,
     not_before: str | None,
@@ -66,7 +68,8 @@ def command(
             '--input: without the agent\'s code the arguments need their names: give an object, such as \'{"order": "o-7"}\''
         )
     at = None if not_before is None else utc(parse_future(not_before, common.now_us(), "--not-before"))
-    options = {"id": run_id, "version": version, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
+    options: dict[str, Any] = {"id": run_id, "version": version, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
+    options["labels"] = common.labels_of(labels)
     return asyncio.run(
         _start(settings, agent, kwargs, {**options, "not_before": at, "budget": budget_of(None, budget_usd, on_exceed)}, as_json=as_json)
     )

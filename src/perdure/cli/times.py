@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 
 from perdure.cli import common
-from perdure.core.times import LATEST_US, micros_of
+from perdure.core.times import LATEST_US, length_us, micros_of
 from perdure.errors import InvalidInput
-
-_LENGTH = re.compile(r"(\d{1,9})([smhd])\Z")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def parse_past(text: str, now: int, option: str) -> int:
     """The time that the option names: a length such as 2h before `now`, or an ISO time. 0 if it is before 1970."""
-    length = _length_us(text)
+    length = length_us(text)
     return max(0, _moment(text, option) if length is None else now - length)
 
 
 def parse_future(text: str, now: int, option: str) -> int:
     """The time that the option names: a length such as 2h after `now`, or an ISO time."""
-    length = _length_us(text.removeprefix("+"))
+    length = length_us(text.removeprefix("+"))
     moment = _moment(text, option) if length is None else now + length
     if not 0 <= moment <= LATEST_US:
         raise InvalidInput(f"{option} {text!r:.60} lies before 1970 or after 9999; write 15m, 2h, 1d, or an ISO time in between")
@@ -30,15 +26,10 @@ def parse_future(text: str, now: int, option: str) -> int:
 
 def parse_length(text: str, option: str) -> float:
     """The length of time that the option names, such as 15m or 1h, in seconds. At least one second."""
-    length = _length_us(text)
+    length = length_us(text)
     if not length:
         raise InvalidInput(f"{option} {text!r:.60} is no length of time; write 30s, 15m, 1h or 1d")
     return length / 1e6
-
-
-def _length_us(text: str) -> int | None:
-    found = _LENGTH.match(text)
-    return int(found[1]) * _UNIT_S[found[2]] * 1_000_000 if found else None
 
 
 def _moment(text: str, option: str) -> int:

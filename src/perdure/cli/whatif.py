@@ -19,14 +19,16 @@ from msgspec import Struct, structs
 
 from perdure.agent import Agent, source_digest
 from perdure.cli import common
+from perdure.cli.common import where_option
 from perdure.cli.fork import read_answers
 from perdure.cli.target import load_targets
-from perdure.cli.where import Query, parse_query, where_option
 from perdure.core import codec
 from perdure.core.events import Usage
+from perdure.core.query import EVERYTHING, Query, parse_query
 from perdure.errors import InvalidInput, NotReady, PerdureError
 from perdure.inspect.diff import DiffCall, call_words, end_words, same_effects
 from perdure.inspect.text import clip, money, plural
+from perdure.inspect.view import all_rows
 from perdure.store.api import RunRow
 
 if TYPE_CHECKING:
@@ -119,7 +121,7 @@ def command(
     }
     with common.existing_runs(url) as store, _kept(state_file, question) as kept:
         # A stored rehearsal is no recorded run.
-        recorded = (row for row in query.rows(store) if (made := row.imported) is None or made.fork_of is None)
+        recorded = (row for row in all_rows(store, query) if (made := row.imported) is None or made.fork_of is None)
         rows = list(islice(recorded, limit))
         work = _Work(rows, kept, asked, compares_text)
         interrupted = False
@@ -145,10 +147,11 @@ def _agent(target: str, tools: str | None, name: str | None) -> Agent[Any, Any]:
 
 
 def _query(where: str | None, agent: str) -> Query:
-    query = Query() if where is None else parse_query(where, common.now_us())
-    if query.agent not in (None, agent):
-        raise InvalidInput(f"--where agent:{query.agent}: the target is agent {agent}, and only its runs can be rehearsed with it")
-    return structs.replace(query, agent=agent, statuses=query.statuses or ("succeeded", "failed"))
+    query = EVERYTHING if where is None else parse_query(where, common.now_us())
+    other = next((term.values[0] for term in query.terms if term.key == "agent" and (agent in term.values) == term.negated), None)
+    if other is not None:
+        raise InvalidInput(f"--where agent:{other}: the target is agent {agent}, and only its runs can be rehearsed with it")
+    return (query if query.has("status") else query.within(status=("succeeded", "failed"))).also(agent=agent)
 
 
 # -- rehearsing -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from perdure.cli.target import recorded_target, words_for
 from perdure.errors import PerdureError
 from perdure.inspect.cost import budget_words
 from perdure.inspect.inside import InspectedFrame, failing_frame, look_inside
-from perdure.inspect.text import clip, moment, place_words, plural, span, versioned
+from perdure.inspect.text import clip, labels_words, moment, place_words, plural, span, versioned
 from perdure.inspect.view import require
 from perdure.inspect.why.calls import CallInDoubt, Done
 from perdure.inspect.why.context import Holder, stopped_words
@@ -74,6 +74,8 @@ def _print(page: Why, now: int, options: str) -> None:
         common.style(common.clean(f"run {page.run_id}"), bold=True)
         + common.clean(f"  {versioned(page.agent, page.version)}, tenant {page.tenant}{place_words(page.queue, page.priority)}")
     )
+    if page.labels:
+        common.out(common.clean(f"labels: {labels_words(page.labels)}"))
     common.out(common.style(common.clean(page.sentence), common.STATUS_COLOURS.get(page.status), bold=True))
     if page.holder is not None and page.holder.lease_until is not None:
         common.out(common.clean(f"      {_held(page.holder, now)}"))

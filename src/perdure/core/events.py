@@ -111,6 +111,7 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     # The run was started by the agent's name, without its code. The worker that begins the run checks the input, and
     # records the budget that the agent declares.
     by_name: bool = False
+    labels: dict[str, str] = {}
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):
@@ -367,6 +368,12 @@ class StatusReported(Body, frozen=True, tag="status_reported"):
     text: str
 
 
+class LabelsChanged(Body, frozen=True, tag="labels_changed"):
+    """The agent has set labels of its run. None: it has removed the label."""
+
+    labels: dict[str, str | None]
+
+
 class PatchMarked(Body, frozen=True, tag="patch_marked"):
     """This run uses the new code of a code change: `run.patched(name)` returned True."""
 
@@ -618,6 +625,7 @@ AnyBody = (
     | ThoughtRecorded
     | DecisionMade
     | StatusReported
+    | LabelsChanged
     | CancelRequested
     | AttentionNeeded
     | RunRequeued

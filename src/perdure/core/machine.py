@@ -29,9 +29,10 @@ from perdure.core.agent_loop import NO_LIFE, AgentLoop, AgentTask, Timer
 from perdure.core.approval import Approval, Decision, Outcome
 from perdure.core.codec import Payload
 from perdure.core.compat import running_loop, set_current_task, set_running_loop, task_to_leave
-from perdure.core.events import OF_MODEL, AnyBody, Event, Failure, OpenTimer, PatchMarked
+from perdure.core.events import OF_MODEL, AnyBody, Event, Failure, LabelsChanged, OpenTimer, PatchMarked
 from perdure.core.failures import describe
 from perdure.core.history import Earlier, Superseded, add_outcome, ends_wait
+from perdure.core.labels import check_number, with_labels
 from perdure.core.prompt_deltas import LONG_CHARS, Prompts
 from perdure.errors import (
     BudgetExceeded,
@@ -57,6 +58,7 @@ class Facts(Struct, frozen=True, gc=False):
     depth: int = 0
     origin: str = ""  # only of a fork: the run with which its history began; the same random numbers follow from it
     frames: tuple[tuple[int, bytes], ...] = ()  # `RunState.frames`, with their payloads as JSON
+    labels: Mapping[str, str] = {}  # with which the run was started
 
 
 class Callee(Protocol):
@@ -139,6 +141,7 @@ class Inheritance(Struct, frozen=True):
     signals: Sequence[tuple[str, bytes]] = ()  # (topic, payload) of the signals that were not received
     timers: Sequence[OpenTimer] = ()
     cancelled: bool = False  # a cancel arrived after the life before had ended
+    labels: Mapping[str, str] = {}
 
 
 # -- completions: what came of the commands, and what arrived from outside ----------------------------------------------
@@ -265,6 +268,7 @@ class Machine:
         self._superseded: Superseded | None = None
         self.life = 0  # the seq of the checkpoint at which this life began; 0: the first life
         self.restored: Any = None  # the state of that checkpoint
+        self.labels = facts.labels  # as the agent knows them
         self._inherited: dict[int, bool] = NO_LIFE  # as `Inheritance.open`: those that were not made again
         self.after_life: dict[int, list[Event]] = NO_LIFE  # outcomes of calls that arrived after this life was over
         self._cancel_at_start = False
@@ -317,7 +321,7 @@ class Machine:
     def begin_life(self, inherited: Inheritance, load: Callable[[Payload], bytes]) -> None:
         """Prepare a new machine for a life that begins at a checkpoint. `start` follows."""
         assert self._main is None, "a life begins with a new machine"
-        self.life, self.restored = inherited.seq, codec.decode(inherited.state)
+        self.life, self.restored, self.labels = inherited.seq, codec.decode(inherited.state), inherited.labels
         self.reopen(inherited.earlier, load)
         self._inherited, self._cancel_at_start = dict(inherited.open), inherited.cancelled
         for topic, payload in inherited.signals:
@@ -660,6 +664,13 @@ class Machine:
         """Add a `Record` command: the event is to be recorded in the journal."""
         self._loop.go_on()
         self._commands.append(Record(body))
+
+    def label(self, changes: Mapping[str, str | None], what: str) -> None:
+        """Set or remove labels of the run. InvalidInput if it would have too many."""
+        labels = with_labels(self.labels, changes)
+        check_number(labels, what)
+        self.labels = labels
+        self.record(LabelsChanged(dict(changes)))
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _hear_before_start(self, completion: Completion) -> None:

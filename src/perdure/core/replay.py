@@ -160,6 +160,7 @@ def inheritance(checkpoint: Event, load: Callable[[Payload], bytes]) -> Inherita
         [(signal.topic, load(signal.payload)) for signal in body.signals],
         body.timers,
         cancelled=image.cancel is not None,
+        labels=image.labels,
     )
 
 

@@ -47,6 +47,7 @@ from perdure.core.events import (
     Event,
     Failure,
     FrameChanged,
+    LabelsChanged,
     Limits,
     ModelCallInitiated,
     OutcomeReused,
@@ -84,6 +85,7 @@ from perdure.core.events import (
 from perdure.core.events import Status as Status
 from perdure.core.failures import HARMLESS_KINDS, IN_DOUBT_KINDS
 from perdure.core.identity import CallKeys
+from perdure.core.labels import with_labels
 from perdure.core.prompt_deltas import is_request
 from perdure.core.suspects import goes_further
 from perdure.core.transitions import landing
@@ -346,6 +348,7 @@ class RunState(Struct, gc=False, eq=False):
     crashes: int = 0  # takeovers in a row, without progress in between
     crashes_alone: int = 0  # how many of these takeovers lost a worker whose only suspect was this run
     said: str | None = None
+    labels: dict[str, str] = {}  # replaced by each change, never changed in place
     checkpoint: int = 0  # the seq of the last `checkpoint_taken`
     checkpoints: int = 0  # how many checkpoints the run has taken
     output: Payload | None = None
@@ -393,7 +396,7 @@ class RunState(Struct, gc=False, eq=False):
                 self.keys = CallKeys.of(body)
                 self.inherited = body.inherited
                 self.version, self.budget = body.version, body.budget
-                self.began_with = body.version
+                self.began_with, self.labels = body.version, body.labels
             case RunClaimed():
                 self._claimed(event, body)
             case RunSucceeded():
@@ -417,6 +420,8 @@ class RunState(Struct, gc=False, eq=False):
                 self.crashes = self.crashes_alone = 0
             case StatusReported():
                 self.said = body.text
+            case LabelsChanged():
+                self.labels = with_labels(self.labels, body.labels)
             case CancelRequested():
                 self.cancel, self.paused = self.cancel or body, None
                 self.status = "cancelling"
@@ -916,6 +921,7 @@ class Image(Struct, frozen=True, gc=False, omit_defaults=True):
     crashes: int = 0
     crashes_alone: int = 0
     said: str | None = None
+    labels: dict[str, str] = {}
     cancel: CancelRequested | None = None
     checkpoint: int = 0
     checkpoints: int = 0

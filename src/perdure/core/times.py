@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST_US = 253_402_300_799_000_000  # the end of the year 9999: there are no datetimes after it
 _MICROSECOND = timedelta(microseconds=1)
+
+
+_LENGTH = re.compile(r"(\d{1,9})([smhd])\Z", re.ASCII)
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def length_us(text: str) -> int | None:
+    """The length of time that this text names, such as 15m, 2h or 1d. None if it names none."""
+    found = _LENGTH.match(text)
+    return int(found[1]) * _UNIT_S[found[2]] * 1_000_000 if found else None
 
 
 def utc(us: int) -> datetime:

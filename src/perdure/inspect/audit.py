@@ -39,6 +39,7 @@ from perdure.core.events import (
     DecisionMade,
     Event,
     FrameChanged,
+    LabelsChanged,
     OutcomeReused,
     PatchMarked,
     PinChanged,
@@ -178,7 +179,8 @@ def _of_run(event: Event) -> dict[str, Any]:
     body = event.body
     match body:
         case RunCreated():
-            return {"queue": body.queue, "parent": body.parent, "parent_call": body.parent_call}
+            labels = {"labels": body.labels} if body.labels else {}
+            return {"queue": body.queue, "parent": body.parent, "parent_call": body.parent_call, **labels}
         case RunClaimed():
             took = {"worker": body.worker, "name": body.name, "takeover": body.takeover, "proven_dead": body.proven_dead}
             return {**took, "lost_with": body.lost_with}
@@ -222,6 +224,8 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"plan_digest": body.digest, "by": body.by}
         case PatchMarked():
             return {"patch": body.name}
+        case LabelsChanged():
+            return {"labels": body.labels}
         case DecisionMade():
             return {"choice": plain(body.choice), "among": plain(body.among), "reason": body.reason}
         case ThoughtRecorded() | StatusReported():

@@ -1,4 +1,4 @@
-"""Checks that the other tables agree with a journal: approvals, budgets, the run's parent and its children.
+"""Checks that the other tables agree with a journal: approvals, budgets, labels, the run's parent and its children.
 
 Post to a held run stays in the inbox until the holder appends it to the journal. If the run ends first, the post stays
 in the inbox for ever. So the row of an approval, a budget or a child may be newer than the journal, but only by the
@@ -66,6 +66,7 @@ def other_rows_problem(store: Reading, row: RunRow, state: RunState, events: Seq
             or _children_problem(store, row, state, events)
             or _approvals_problem(store, row, state)
             or budget_problem(store, row, state)
+            or labels_problem(store, row, state)
         )
     except StoreCorrupt as error:
         return Inconsistency(str(error))
@@ -246,6 +247,17 @@ def budget_problem(store: Reading, row: RunRow, state: RunState) -> Inconsistenc
             f"its budget has {own.spent} as spent, and by the journal the run alone has spent {state.spent}: it was edited"
         )
     return None
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+def labels_problem(store: Reading, row: RunRow, state: RunState) -> Inconsistency | None:
+    found = store.labels([row.run_id])[row.run_id]
+    if found == state.labels:
+        return None
+    key = next(key for key in sorted({*found, *state.labels}) if found.get(key) != state.labels.get(key))
+    return Inconsistency(
+        f"its label {key} is {found.get(key)!r:.80}, and by the journal it is {state.labels.get(key)!r:.80}: it was edited"
+    )
 
 
 def _covers(whole: Amounts, part: Amounts) -> bool:

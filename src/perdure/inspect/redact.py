@@ -27,7 +27,7 @@ from msgspec import Raw, Struct
 
 from perdure.core import codec
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, CheckpointTaken, Event, SignalReceived, UnreadSignal, event_at, payloads
+from perdure.core.events import AnyBody, CheckpointTaken, Event, LabelsChanged, RunCreated, SignalReceived, UnreadSignal, event_at, payloads
 from perdure.core.prompt_deltas import is_request, rejoined
 from perdure.core.state import RunState, image_in, image_of
 from perdure.errors import InvalidInput, StoreCorrupt
@@ -133,6 +133,8 @@ class Redactor:
             value = codec.decode(self._load(payload))
             for part in _values_of_request(value) if is_request(payload) else (value,):
                 self._find(part, ())
+        if isinstance(body, RunCreated | LabelsChanged):
+            self._find(body.labels, ())
 
     def _find(self, value: Any, path: tuple[str, ...]) -> None:
         if self._is_named(path):
@@ -212,6 +214,8 @@ class Redactor:
             return value
         if isinstance(value, str):
             return self._text(value)
+        if isinstance(value, dict):
+            return {key: self._value(label, (key,)) for key, label in value.items()}
         if isinstance(value, tuple):
             return tuple(self._text(one) if isinstance(one, str) else self._field(of, name, one) for one in value)
         return value

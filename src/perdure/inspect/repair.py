@@ -12,15 +12,15 @@ from perdure.core.budget import NOTHING, Amounts
 from perdure.core.state import AskState, RunState, fold, own_children
 from perdure.engine.api import Reading
 from perdure.errors import PerdureError, StoreCorrupt
-from perdure.inspect.consistency import approval_problem, approval_status, budget_problem
+from perdure.inspect.consistency import approval_problem, approval_status, budget_problem, labels_problem
 from perdure.inspect.projection import right_row
-from perdure.inspect.text import limits_words
+from perdure.inspect.text import labels_words, limits_words
 from perdure.inspect.verify import verify_journal
 from perdure.store.api import ApprovalRepair, ApprovalRow, Ledger, Repair, RunRow
 
 
 def plan_repair(store: Reading, row: RunRow) -> Repair | None:
-    """The repair of the run's row, approvals and budget.
+    """The repair of the run's row, approvals, budget and labels.
 
     None: there is nothing to repair, or the journal is damaged, or its end was cut off (by the journal-wide chain).
     """
@@ -38,14 +38,16 @@ def plan_repair(store: Reading, row: RunRow) -> Repair | None:
     asks = [ask for ask in state.asks.values() if _contradicts(store, row, state, ask)]
     approvals = tuple(right_approval(state, ask, _found(store, ask.request.approval)) for ask in asks)
     ledger = _right_ledger(store, row, state) if budget_problem(store, row, state) is not None else None
-    if not wrong and not approvals and ledger is None:
+    labels = state.labels if labels_problem(store, row, state) is not None else None
+    if not wrong and not approvals and ledger is None and labels is None:
         return None
     words = (
         *(f"{column}: {_shown(getattr(row, column))} becomes {_shown(value)}" for column, value in wrong.items()),
         *(f"approval {one.approval}: becomes {one.status}" + (f" by {one.settled_by}" if one.settled_by else "") for one in approvals),
         *(() if ledger is None else (f"its budget: becomes {limits_words(ledger.limits)}, of which {ledger.spent} is spent",)),
+        *(() if labels is None else (f"its labels: become {labels_words(labels) or 'none'}",)),
     )
-    return Repair(row.run_id, row, wrong, approvals, ledger, words)
+    return Repair(row.run_id, row, wrong, approvals, ledger, labels, words)
 
 
 def _contradicts(store: Reading, row: RunRow, state: RunState, ask: AskState) -> bool:

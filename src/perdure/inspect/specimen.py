@@ -148,6 +148,7 @@ def _whole(run: ExportedJournal, export: Export, made: Specimen) -> Whole:
         blobs=sorted({payload.blob for event in run.events for payload in payloads(event.body) if isinstance(payload.blob, str)}),
         artifacts=[],
         checkpoints=[(run.state.checkpoint, 0, None, None, None)] if run.state.checkpoint else [],
+        labels=list(run.state.labels.items()),
     )
 
 
@@ -205,6 +206,7 @@ def new_fork(parent: Recorded, state: RunState, events: Sequence[Event], specime
         inbox=[],
         notices=[],
         blobs=sorted(named),
+        labels=list(state.labels.items()),
     )
     return NewFork(whole, parent.run_id, copied, list(packing.blobs.values()))
 

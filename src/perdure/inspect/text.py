@@ -35,6 +35,7 @@ from perdure.core.events import (
     Event,
     Failure,
     FrameChanged,
+    LabelsChanged,
     Limits,
     ModelCallCompleted,
     ModelCallFailed,
@@ -571,6 +572,8 @@ def _about_run(event: Event, load: Load | None) -> str:
             return f"the agent decided {shown(body.choice)}{among}{reason}"
         case StatusReported():
             return f"the agent reported: {clip(body.text, 160)}"
+        case LabelsChanged():
+            return f"the agent set {labels_words(body.labels)}"
         case PatchMarked():
             return f"the run takes the new side of the change {body.name!r}"
         case PinChanged():
@@ -639,6 +642,11 @@ def _about_run(event: Event, load: Load | None) -> str:
             assert_never(body)
 
 
+def labels_words(labels: Mapping[str, str | None]) -> str:
+    """Labels in words: customer=c-7, order=o-1, without tier."""
+    return ", ".join(f"without {key}" if value is None else f"{key}={value}" for key, value in labels.items())
+
+
 def _unsettled(body: RunCancelled) -> str:
     """The cost that is charged for calls that may have happened."""
     costs = [f"call {one.call} with {used(one.usage)}" for one in body.unsettled if used(one.usage)]
@@ -651,7 +659,8 @@ def _creation(body: RunCreated) -> str:
     queue = f", queue {body.queue}" if body.queue != "default" else ""
     later = f", not before {iso(body.not_before)}" if body.not_before is not None else ""
     limits = f", with a budget of {limits_words(body.budget)}" if body.budget is not None else ""
-    where = f"(tenant {body.tenant}{queue}{later}{limits})"
+    labels = f", labels {labels_words(body.labels)}" if body.labels else ""
+    where = f"(tenant {body.tenant}{queue}{labels}{later}{limits})"
     return f"run of {versioned(body.agent, body.version)} created{by}{child} {where} with input {shown(body.input)}"
 
 

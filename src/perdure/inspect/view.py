@@ -11,6 +11,7 @@ from msgspec import Struct
 from perdure.core.codec import Payload, decode
 from perdure.core.events import DecisionMade, Event, Failure, ThoughtRecorded, place_of
 from perdure.core.prompt_deltas import is_request
+from perdure.core.query import EVERYTHING, Query
 from perdure.core.state import AskState, CallState, ChildState, RunState, fold
 from perdure.engine.api import Reading, no_such_run
 from perdure.errors import NotFound
@@ -18,7 +19,7 @@ from perdure.inspect.branches import Reopening, known_calls, reopenings
 from perdure.inspect.cost import budget_view, cost_of
 from perdure.inspect.text import failed, iso, places, plain, pruned_words, seconds
 from perdure.inspect.timeline import PlanStep, steps_of
-from perdure.store.api import FINISHED, Filter, Ledger, ProgressRow, RunRow, Status
+from perdure.store.api import FINISHED, Ledger, ProgressRow, RunRow, Status
 
 PAGE = 1000
 
@@ -177,6 +178,7 @@ def run_record(
         "failure": failure_record(state.failure),
         "places": places(state.failure),
         "said": state.said,
+        "labels": state.labels,
         "running": running,
         "created_at": iso(row.created_at),
         "updated_at": iso(state.updated_at),
@@ -322,19 +324,12 @@ def call_record(
     }
 
 
-def all_rows(store: Reading, wanted: Filter | None = None) -> Iterator[RunRow]:
-    """Every run that matches the filter, newest first, read page by page. The filter's limit is ignored."""
-    base = wanted or Filter()
-    before, limit = base.before, PAGE
-    seen: set[str] = set()  # runs of the page before that were created in the last microsecond of that page
+def all_rows(store: Reading, query: Query = EVERYTHING) -> Iterator[RunRow]:
+    """Every run that matches the query, newest first, read page by page."""
+    after: str | None = None
     while True:
-        page = store.list(Filter(base.status, base.agent, base.tenant, limit, before))
-        yield from (row for row in page if row.run_id not in seen)
-        if len(page) < limit:
+        page = store.find(query, PAGE, after)
+        for after, row in page:  # noqa: B007
+            yield row
+        if len(page) < PAGE:
             return
-        # Runs that were created in the same microsecond may be on two pages. So ask for the last microsecond again.
-        edge = page[-1].created_at
-        limit = limit * 2 if page[0].created_at == edge else PAGE
-        at_edge = {row.run_id for row in page if row.created_at == edge}
-        seen = seen | at_edge if before == edge + 1 else at_edge
-        before = edge + 1

@@ -25,6 +25,7 @@ from perdure.core.budget import Charge as Charge
 from perdure.core.budget import Ledger as Ledger
 from perdure.core.events import AnyBody, Event, Failure, Reason
 from perdure.core.identity import ChainEntry, Sealed, undo_id
+from perdure.core.query import EVERYTHING, Query
 from perdure.core.rate import Rate
 from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status
@@ -433,14 +434,6 @@ class CostRow(Struct, frozen=True, gc=False):
     waiting_us: int = 0
 
 
-class Filter(Struct, frozen=True, gc=False):
-    status: str | None = None
-    agent: str | None = None
-    tenant: str | None = None
-    limit: int = 100
-    before: int | None = None  # only runs with created_at below this, for paging
-
-
 class Stored(Struct, frozen=True, gc=False):
     """One row of the events table exactly as it is stored, for verify: nothing is decoded, and nothing is trusted."""
 
@@ -529,6 +522,7 @@ class Whole(Struct, frozen=True, gc=False):
     # Only in a move: those artifacts whose bytes stay outside of the database. Their rows are inserted with the run.
     outside: list[ArtifactRow] = []
     checkpoints: list[tuple[Any, ...]] = []  # no row, or one row
+    labels: list[tuple[str, str]] = []  # (key, value)
 
     @property
     def run_id(self) -> str:
@@ -672,6 +666,7 @@ class Repair(Struct, frozen=True):
     row: dict[str, Any]  # the columns of the run's row that are wrong, with their right values
     approvals: tuple[ApprovalRepair, ...] = ()
     ledger: Ledger | None = None  # the run's own budget
+    labels: dict[str, str] | None = None  # None: they are right
     words: tuple[str, ...] = ()  # each change, for people
 
 
@@ -798,6 +793,9 @@ class Reading(Protocol):
         A row counts only if the journal says that this very attempt is under way, or was cut off.
         """
 
+    def labels(self, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The labels of each of these runs, by key."""
+
     def ledgers(self, run_id: str) -> list[Ledger]:
         """The budgets that apply to the run: first its own, then the budgets of its parents. Empty: no budget."""
 
@@ -862,20 +860,28 @@ class Reading(Protocol):
 
     def close(self) -> None: ...
 
-    # `list` comes last: below it, the name `list` would mean this method and not the type.
     def figures(self, now: int) -> StoreFigures:
         """Figures for metrics: grouped counts, which an index serves.
 
         They are read beside all other work: a long count delays no worker of this process.
         """
 
-    def count(self, agent: str | None, tenant: str | None) -> dict[Status, int]:
-        """How many runs have each status. If `agent` or `tenant` is given, only runs of that agent or tenant count.
+    def find(self, query: Query, limit: int = 100, after: str | None = None, *, oldest_first: bool = False) -> list[tuple[str, RunRow]]:
+        """The runs that match, the newest first, each with the cursor of the runs after it.
 
-        Specimens do not count.
+        With `after`, a cursor, the list goes on there: page by page, each run is in it once, however many were created
+        at the same time and whatever has changed meanwhile. InvalidInput if it is no cursor, or of the other direction.
         """
 
-    def list(self, wanted: Filter) -> list[RunRow]:
+    def count(self, query: Query, by: str = "status", limit: int = 1000) -> dict[str | None, int]:
+        """How many of the runs that match are in each group: by a column of GROUPS in core/query.py, or by label.KEY.
+
+        The largest groups come first, at most `limit`. None: the runs without an error, or without the label. Specimens
+        do not count.
+        """
+
+    # `list` comes last: below it, the name `list` would mean this method and not the type.
+    def list(self, query: Query = EVERYTHING, limit: int = 100) -> list[RunRow]:
         """The runs that match, the newest first."""
 
 

@@ -73,6 +73,7 @@ class Wholes(Part):
                 blobs=[digest.hex() for (digest,) in beside["whole_blob_uses"][row[0]]],
                 artifacts=[artifact for (artifact,) in beside["whole_artifact_uses"][row[0]]],
                 checkpoints=beside["whole_checkpoints"][row[0]],
+                labels=[(key, value) for key, value in beside["whole_labels"][row[0]]],
             )
             for row in rows
         ]
@@ -191,7 +192,7 @@ class Wholes(Part):
 
 _BESIDE = (
     *("whole_events", "whole_approvals", "whole_signals", "whole_budgets"),
-    *("whole_reserved", "whole_inbox", "whole_notices", "whole_blob_uses", "whole_artifact_uses", "whole_checkpoints"),
+    *("whole_reserved", "whole_inbox", "whole_notices", "whole_blob_uses", "whole_artifact_uses", "whole_checkpoints", "whole_labels"),
 )
 
 
@@ -225,6 +226,7 @@ def _insert(cursor: Cursor, whole: Whole, lines: dict[Row, int], taken: Conflict
         cursor.change("reserve", (key, *reserved))
     cursor.each("take_in_inbox", [(key, *row[:-1], row[-1].decode()) for row in whole.inbox])
     cursor.each("take_in_checkpoint", [(key, *row) for row in whole.checkpoints])
+    cursor.each("set_label", [(name, value, key) for name, value in whole.labels])
     cursor.each("take_in_notice", [(key, *row) for row in whole.notices])
     cursor.each("use_blob", [(key, bytes.fromhex(digest)) for digest in whole.blobs])
     keep(cursor, key, whole.artifacts, whole.outside)

@@ -372,6 +372,19 @@ SELECT r.agent, r.queue, count(*), min(a.asked_at)
 FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
 WHERE a.status = 'pending' AND r.specimen IS NULL GROUP BY r.agent, r.queue
 
+-- == Labels ===========================================================================================================
+
+-- name: set_label
+INSERT INTO perdure_labels (run, key, value, created_at)
+SELECT r.id, CAST(? AS TEXT), CAST(? AS TEXT), r.created_at FROM perdure_runs AS r WHERE r.id = ?
+ON CONFLICT (run, key) DO UPDATE SET value = excluded.value
+
+-- name: remove_label
+DELETE FROM perdure_labels WHERE run = ? AND key = ?
+
+-- name: remove_labels
+DELETE FROM perdure_labels WHERE run = ?
+
 -- == Checkpoints =======================================================================================================
 
 -- name: set_checkpoint

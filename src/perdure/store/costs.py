@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Literal
@@ -152,12 +152,24 @@ class Costs(Part):
         found = [sums.row(group) for group, sums in groups.items()]
         return sorted(found, key=lambda row: (-row.usd_micros, -row.tokens_in - row.tokens_out, -row.calls, row.group))
 
+    def cost_of_runs(self, runs: Sequence[int]) -> dict[int, int]:
+        """What each of these runs (by their database keys) has cost by itself, in micro-dollars."""
+        keys = msgspec.json.encode(sorted(runs)).decode()
+        found: dict[int, int] = {}
+        for (run, run_id), rows in groupby(_pages(self._database, "attempts_told_of_runs", {"runs": keys}), lambda row: (row[0], row[2])):
+            found[run] = sum(attempt.usd_micros for attempt in _attempts(run_id, rows, _Life()).values())
+        return found
+
 
 def _told(database: Database, since: int, tenant: str | None) -> Iterator[Row]:
     """The events that begin, end and settle attempts, or begin, release and end a run: run by run, in order."""
+    return _pages(database, "attempts_told", {"since": since, "tenant": tenant})
+
+
+def _pages(database: Database, statement: str, wanted: dict[str, object]) -> Iterator[Row]:
     run = seq = 0
     while True:
-        page = database.read("attempts_told", {"run": run, "seq": seq, "since": since, "tenant": tenant, "limit": _PAGE})
+        page = database.read(statement, {**wanted, "run": run, "seq": seq, "limit": _PAGE})
         yield from page
         if len(page) < _PAGE:
             return

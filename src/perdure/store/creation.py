@@ -6,7 +6,7 @@ from typing import Any
 
 from perdure.core.events import Event, RunCreated
 from perdure.core.identity import Sealed, genesis, seal
-from perdure.store import artifacts, blobs, limits
+from perdure.store import artifacts, blobs, labels, limits
 from perdure.store.api import NewRun
 from perdure.store.cursor import Cursor
 from perdure.store.queues import line_of
@@ -77,6 +77,8 @@ def insert_run(cursor: Cursor, new: NewRun, *, parent_seq: int | None = None) ->
         limits.open_ledger(cursor, key, above, created.budget)
     if new.blobs:
         blobs.put(cursor, key, new.blobs)
+    if created.labels:
+        labels.change(cursor, key, created.labels)
     if new.artifacts:
         artifacts.use(cursor, key, created.tenant, new.artifacts, new.needed_artifacts)
     return True

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from msgspec import Struct
+
 from perdure.errors import StoreUnavailable
 from perdure.store.api import RunRow
 
@@ -53,10 +55,30 @@ class Cursor(Protocol):
         """From now on, this transaction waits at most `seconds` for a lock, then raises StoreUnavailable."""
 
 
+class Words(Struct, frozen=True):
+    """How a dialect says what differs between dialects."""
+
+    undriven: str  # before a column: no index of this column is used
+    like: str  # {column} has the pattern {value}; upper and lower case differ
+    like_folded: str  # the same; the letters A to Z and a to z are the same
+    escaped: str  # the characters that have a meaning in a pattern …
+    escape: str  # … and how one of them is written, as a literal character
+    any: str  # any characters
+    one: str  # one character
+
+    def pattern(self, text: str) -> str:
+        """The pattern of this text with * and ?."""
+        return "".join(
+            self.any if char == "*" else self.one if char == "?" else self.escape.format(char) if char in self.escaped else char
+            for char in text
+        )
+
+
 class Database(Protocol):
     """Begins and ends every transaction. Thread-safe."""
 
     where: str  # the name of the database in messages
+    words: Words
 
     def write(self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool], *, again: bool = True) -> T:
         """Do the work in one transaction. When this method returns, the work is durable.
@@ -73,6 +95,12 @@ class Database(Protocol):
 
     def read_beside(self, name: str, params: Params = ()) -> list[Row]:
         """Like `read`, for a statement that may take long. No other thread of this process has to wait for it."""
+
+    def select(self, sql: str, params: Mapping[str, Any], *, in_order: bool = False) -> list[Row]:
+        """All rows of a statement that store/finding.py has put together.
+
+        `in_order`: read the rows in the order of an index until there are enough, and do not sort all rows that match.
+        """
 
     def lend(self, cursor: Cursor) -> AbstractContextManager[Any]:
         """Lend the transaction's own connection to a tool. The tool can use only its own tables."""

@@ -1,8 +1,8 @@
 """The consequences of events, written in the commit of the events.
 
 The consequences: an approval is created or consumed, a child is created, a parent gets the end of its child, a notice
-is written, the budget of a run that has ended is settled, and claims read from a checkpoint on. Most events have no consequence; the type of an event
-says whether it has one.
+is written, the budget of a run that has ended is settled, claims read from a checkpoint on, and labels are set. Most
+events have no consequence; the type of an event says whether it has one.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from perdure.core.events import (
     CheckpointTaken,
     ChildStarted,
     Event,
+    LabelsChanged,
     RunCancelled,
     RunFailed,
     RunSucceeded,
     Terminal,
     ToolCallInitiated,
 )
-from perdure.store import approvals, family, limits, notices
+from perdure.store import approvals, family, labels, limits, notices
 from perdure.store.api import Append, Charge, Refused
 from perdure.store.cursor import Cursor
 from perdure.store.delivery import Delivery
 
-CONSEQUENTIAL = frozenset((*notices.TOLD, BudgetDeclared, CheckpointTaken, ChildStarted, RunSucceeded, RunFailed, RunCancelled))
+CONSEQUENTIAL = frozenset(
+    (*notices.TOLD, BudgetDeclared, CheckpointTaken, ChildStarted, LabelsChanged, RunSucceeded, RunFailed, RunCancelled)
+)
 
 
 def consequential(append: Append) -> list[Event]:
@@ -65,6 +68,8 @@ class Consequences:
                     refused = family.start_child(cursor, run, event, body)
                 case CheckpointTaken():
                     cursor.change("set_checkpoint", (key, event.seq))
+                case LabelsChanged():
+                    labels.change(cursor, key, body.labels)
                 case RunSucceeded() | RunFailed() | RunCancelled():
                     self.end(cursor, key, run, event, body)
             if refused is not None:

@@ -242,7 +242,7 @@ def _delete(cursor: Cursor, families: Sequence[Sequence[Row]], tombstone: dict[s
     digests = {"digests": as_json(sorted({row[1].hex() for row in cursor.all("whole_blob_uses", runs)}))}
     for name in (
         *("prune_notices", "prune_inbox", "prune_signals", "prune_reserved"),
-        *("prune_progress", "prune_approvals", "prune_budgets", "prune_blob_uses", "prune_checkpoints"),
+        *("prune_progress", "prune_approvals", "prune_budgets", "prune_blob_uses", "prune_checkpoints", "prune_labels"),
     ):
         cursor.change(name, runs)
     artifacts = doom_unused(cursor, runs, at_once=at_once)

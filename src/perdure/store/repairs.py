@@ -68,6 +68,9 @@ def _write(cursor: Cursor, repair: Repair, delivery: Delivery) -> None:
         }
         cursor.change("repair_budget", {"run": key, "on_exceed": limits.on_exceed, "parent": row.parent, **amounts})
         cursor.change("own_ledger", (key,))
+    if repair.labels is not None:
+        cursor.change("remove_labels", (key,))
+        cursor.each("set_label", [(name, value, key) for name, value in repair.labels.items()])
 
 
 def _columns(row: RunRow) -> dict[str, Any]:

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from typing import cast
 
 import msgspec
 from msgspec import structs
 
 from perdure.core.events import RunFailed, StatusReported, ToolCallInitiated
-from perdure.store.api import Current, Filter, OpenAttempt, Place, RunRow, Status, StoreFigures, Unfinished, Waiting, Watched
+from perdure.store.api import Current, OpenAttempt, Place, RunRow, StoreFigures, Unfinished, Waiting, Watched
 from perdure.store.approvals import Approvals
 from perdure.store.archive import JournalMove, Wholes, as_json
 from perdure.store.artifacts import Artifacts
 from perdure.store.chain import JournalChain
 from perdure.store.claims import Claims
-from perdure.store.costs import Costs
+from perdure.store.finding import Finding
 from perdure.store.journal import Journal
 from perdure.store.limits import Budgets, Rates
 from perdure.store.mailbox import Mailbox
@@ -38,7 +37,7 @@ class SqlStore(
     Artifacts,
     Rates,
     Budgets,
-    Costs,
+    Finding,
     Notices,
     Progresses,
     JournalMove,
@@ -143,11 +142,3 @@ class SqlStore(
             pending=[Waiting(*row) for row in read("pending_approvals")],
             held=dict(read("held_by_workers")),
         )
-
-    def count(self, agent: str | None, tenant: str | None) -> dict[Status, int]:
-        rows = self._database.read("count_by_status", {"agent": agent, "tenant": tenant})
-        return {cast(Status, status): int(number) for status, number in rows}
-
-    # `list` comes last: below it, the name `list` would mean this method and not the type.
-    def list(self, wanted: Filter) -> list[RunRow]:
-        return [listed_row(row) for row in self._database.read("list_runs", msgspec.structs.asdict(wanted))]

@@ -69,6 +69,7 @@ class Why(Struct, frozen=True):
     agent: str
     version: str
     tenant: str
+    labels: dict[str, str]
     queue: str
     priority: int
     parent: str | None
@@ -151,6 +152,7 @@ def why(
         agent=row.agent,
         version=row.version,
         tenant=row.tenant,
+        labels=state.labels,
         queue=row.queue,
         priority=row.priority,
         parent=row.parent,

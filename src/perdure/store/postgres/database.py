@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.cursor import Cursor, Params, Row
+from perdure.store.cursor import Cursor, Params, Row, Words
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.faults import is_loss, is_rolled_back, translated, unstorable
@@ -38,6 +38,17 @@ TOOL_S = 600.0  # how long a tool's own statement may take; the tool's timeout l
 
 class PostgresDatabase:
     """Runs statements and transactions, each on a connection of its own. Thread-safe."""
+
+    # With COLLATE "C", `lower` changes A to Z only, as SQLite does it.
+    words = Words(
+        undriven="",
+        like="{column} LIKE {value}",
+        like_folded='lower({column} COLLATE "C") LIKE {value}',
+        escaped="\\%_",
+        escape="\\{}",
+        any="%",
+        one="_",
+    )
 
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
@@ -77,6 +88,9 @@ class PostgresDatabase:
     def read_beside(self, name: str, params: Params = ()) -> list[Row]:
         """Like `read`: each read has a connection for itself."""
         return self.read(name, params)
+
+    def select(self, sql: str, params: Mapping[str, Any], *, in_order: bool = False) -> list[Row]:
+        return self.reading(lambda cursor: cursor.select(sql, params, in_order=in_order))
 
     def reading(self, look: Callable[[PostgresCursor], T]) -> T:
         """Run statements that change nothing, each statement in a transaction of its own."""
@@ -242,3 +256,6 @@ class _Nothing:
 
     def one(self, name: str, params: Params = ()) -> Row | None:
         return None
+
+    def select(self, sql: str, params: Mapping[str, Any], *, in_order: bool = False) -> list[Row]:
+        return []

@@ -34,7 +34,7 @@ def create_at_once(database: PostgresDatabase, bell: NotifyBell, new: NewRun) ->
     """Create the run and ring. None: nothing was written, and the caller must use `Mailbox.create_run`."""
     created = new.created
     assert isinstance(created, RunCreated) and created.run_id == new.run_id, (created, new.run_id)
-    if new.blobs or new.artifacts or created.budget is not None or created.parent is not None or "/" in new.run_id:
+    if new.blobs or new.artifacts or created.labels or created.budget is not None or created.parent is not None or "/" in new.run_id:
         return None
     first, begun_s = first_event(new), time.monotonic()
     values = {**run_values(new, first), "event_id": bytes.fromhex(new.event_id), "data": first.data.decode()}

@@ -72,7 +72,7 @@ class _Change(NamedTuple):
 
 def _changed(triggers: Sequence[Row], indexes: Sequence[Row]) -> list[_Change]:
     found = {(table, name): (enabled, made) for table, name, made, enabled in triggers}
-    # A later migration may replace a trigger: the last definition counts.
+    # A later migration may replace a trigger or an index: the last definition counts.
     wanted = {(trigger[2], trigger[1]): trigger[0] for migration in MIGRATIONS for trigger in _TRIGGER.finditer(migration.sql)}
     changes = []
     for (table, name), definition in wanted.items():
@@ -87,10 +87,10 @@ def _changed(triggers: Sequence[Row], indexes: Sequence[Row]) -> list[_Change]:
             continue
         changes.append(_Change("trigger", name, table, definition, what))
     valid = {(table, name) for table, name in indexes}
-    for index in (index for migration in MIGRATIONS for index in _INDEX.finditer(migration.sql)):
-        name, table = index.groups()
+    made_by = {index.groups(): index[0] for migration in MIGRATIONS for index in _INDEX.finditer(migration.sql)}
+    for (name, table), definition in made_by.items():
         if (table, name) not in valid:
-            changes.append(_Change("index", name, table, index[0], "is missing"))
+            changes.append(_Change("index", name, table, definition, "is missing"))
     return changes
 
 

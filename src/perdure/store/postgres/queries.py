@@ -12,6 +12,8 @@ from msgspec import Struct
 from perdure.store.cursor import Params, Row, load
 from perdure.store.postgres.connect import Connection
 
+_IN_ORDER = b"BEGIN READ ONLY; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off"
+
 
 class PostgresCursor:
     """Runs statements. When a method returns, its statement is complete."""
@@ -53,6 +55,18 @@ class PostgresCursor:
 
     def patience(self, seconds: float) -> None:
         self.connection.execute(f"SET LOCAL lock_timeout = {max(round(seconds * 1000), 1)}".encode())
+
+    def select(self, sql: str, params: Mapping[str, Any], *, in_order: bool = False) -> list[Row]:
+        statement = numbered(sql)
+        if in_order:
+            # The planner guesses how many rows match. If it guesses too few, it would rather read and sort the whole table.
+            self.connection.execute(_IN_ORDER)
+        try:
+            # Not prepared: a prepared statement gets one plan for all values, and a query for a rare value needs another one.
+            return self._cursor.execute(statement.sql, statement.values(params), binary=True, prepare=False).fetchall()
+        finally:
+            if in_order and not self.connection.closed:
+                self.connection.execute(b"ROLLBACK")
 
     def _run(self, name: str, params: Params) -> psycopg.RawCursor[Any]:
         statement = QUERIES[name]

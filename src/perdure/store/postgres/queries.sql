@@ -155,22 +155,6 @@ FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 ORDER BY id FOR NO KEY UPDATE
 
--- name: list_runs
--- The newest run first, paged by created_at. If two runs have the same created_at, the run with the higher id is
--- first.
-SELECT {run}
-FROM perdure_runs
-WHERE (:before::bigint IS NULL OR created_at < :before)
-    AND (:status::text IS NULL OR status = :status)
-    AND (:agent::text IS NULL OR agent = :agent)
-    AND (:tenant::text IS NULL OR tenant = :tenant)
-ORDER BY created_at DESC, id DESC LIMIT :limit
-
--- name: count_by_status
-SELECT status, count(*) FROM perdure_runs
-WHERE specimen IS NULL AND (:agent::text IS NULL OR agent = :agent) AND (:tenant::text IS NULL OR tenant = :tenant)
-GROUP BY status ORDER BY status
-
 -- name: current_of_runs
 -- What the row of a run does not say: its last status text, its failure, and its attempts under way (the last event of
 -- the call is an intent, and the run is held).
@@ -516,6 +500,16 @@ WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since A
     AND kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
         'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_forked', 'run_succeeded', 'run_failed')
+ORDER BY e.run, e.seq LIMIT :limit
+
+-- name: attempts_told_of_runs
+-- Like attempts_told, for these runs.
+SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, kind.of_event, e.ts, convert_to(e.data, 'UTF8')
+FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id CROSS JOIN LATERAL (SELECT split_part(left(e.data, 100), '"', 4)) AS kind (of_event)
+WHERE r.id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+    AND (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.specimen IS NULL
+    AND kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt', 'tool_call_resolved',
+        'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled', 'run_forked')
 ORDER BY e.run, e.seq LIMIT :limit
 
 -- == Notices =========================================================================================================
@@ -1007,6 +1001,17 @@ DELETE FROM perdure_events WHERE run = ANY (ARRAY(SELECT value::bigint FROM json
 -- name: prune_checkpoints
 DELETE FROM perdure_checkpoints WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 
+-- name: prune_labels
+DELETE FROM perdure_labels WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: whole_labels
+SELECT run, key, value FROM perdure_labels
+WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value))) ORDER BY run, key
+
+-- name: labels_of_runs
+SELECT r.run_id, l.key, l.value FROM jsonb_array_elements_text(:run_ids::jsonb) AS j (run_id)
+JOIN perdure_runs AS r ON r.run_id = j.run_id JOIN perdure_labels AS l ON l.run = r.id ORDER BY l.run, l.key
+
 -- name: whole_checkpoints
 SELECT run, seq, removed, head, by, at FROM perdure_checkpoints
 WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
@@ -1140,6 +1145,7 @@ FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_mov
         ('worker', 'perdure_reserved', 'SELECT, INSERT, UPDATE, DELETE', 'usd_micros, tokens, calls, busy_us'),
         ('worker', 'perdure_progress', 'SELECT, INSERT, UPDATE, DELETE', 'attempt, progress, at'),
         ('worker', 'perdure_checkpoints', 'SELECT, INSERT, UPDATE', 'seq'),
+        ('worker', 'perdure_labels', 'SELECT, INSERT, UPDATE, DELETE', 'value'),
         ('decider', 'perdure_events', 'INSERT', ''), ('decider', 'perdure_inbox', 'INSERT, DELETE', ''),
         ('decider', 'perdure_blobs', 'INSERT, UPDATE', 'digest'), ('decider', 'perdure_blob_uses', 'INSERT', ''),
         ('decider', 'perdure_notices', 'INSERT', ''),

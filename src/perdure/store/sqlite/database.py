@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ import apsw
 
 from perdure.errors import InvalidInput, StoreError, StoreUnavailable
 from perdure.store.archive import moved_error, moved_from
-from perdure.store.cursor import Cursor, Params, Row
+from perdure.store.cursor import Cursor, Params, Row, Words
 from perdure.store.sqlite.chain import link_chain
 from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory, fit_log, wait_when_busy
 from perdure.store.sqlite.faults import not_text, translated
@@ -66,6 +66,16 @@ class SqliteDatabase:
 
     A database in memory (path None) has only one connection, so readers wait for the writer.
     """
+
+    words = Words(
+        undriven="+",
+        like="{column} GLOB {value}",
+        like_folded="lower({column}) GLOB {value}",  # SQLite's `lower` changes A to Z only
+        escaped="[",
+        escape="[{}]",
+        any="*",
+        one="?",
+    )
 
     def __init__(self, path: Path | None, synchronous: str, busy_s: float) -> None:
         check_synchronous(synchronous)
@@ -152,8 +162,14 @@ class SqliteDatabase:
 
     def read(self, name: str, params: Params = ()) -> list[Row]:
         """All rows of a statement, by its name in queries.sql."""
+        return self._read(QUERIES[name], params)
+
+    def select(self, sql: str, params: Mapping[str, Any], *, in_order: bool = False) -> list[Row]:
+        return self._read(sql, params)  # SQLite does so by itself
+
+    def _read(self, sql: str, params: Params) -> list[Row]:
         with self._read_lock:
-            return self._rows(self._reader, name, params)
+            return self._rows(self._reader, sql, params)
 
     def read_beside(self, name: str, params: Params = ()) -> list[Row]:
         """Like `read`, on a connection of its own, which is opened at its first use.
@@ -169,11 +185,11 @@ class SqliteDatabase:
                 self._beside = self._beside or self._connect_reader()
             except apsw.Error as error:
                 raise translated(error, self.where) from None
-            return self._rows(self._beside, name, params)
+            return self._rows(self._beside, QUERIES[name], params)
 
-    def _rows(self, connection: apsw.Connection, name: str, params: Params) -> list[Row]:
+    def _rows(self, connection: apsw.Connection, sql: str, params: Params) -> list[Row]:
         try:
-            return connection.execute(QUERIES[name], params).fetchall()
+            return connection.execute(sql, params).fetchall()
         except UnicodeEncodeError:
             return []  # a parameter has a lone surrogate: no stored text can match the parameter
         except UnicodeDecodeError:

@@ -96,22 +96,6 @@ FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 ORDER BY id
 
--- name: list_runs
--- The newest run first, paged by created_at. If two runs have the same created_at, the run with the higher id is
--- first.
-SELECT {run}
-FROM perdure_runs
-WHERE (:before IS NULL OR created_at < :before)
-    AND (:status IS NULL OR status = :status)
-    AND (:agent IS NULL OR agent = :agent)
-    AND (:tenant IS NULL OR tenant = :tenant)
-ORDER BY created_at DESC, id DESC LIMIT :limit
-
--- name: count_by_status
-SELECT status, count(*) FROM perdure_runs
-WHERE specimen IS NULL AND (:agent IS NULL OR agent = :agent) AND (:tenant IS NULL OR tenant = :tenant)
-GROUP BY status ORDER BY status
-
 -- name: current_of_runs
 -- What the row of a run does not say: its last status text, its failure, and its attempts under way (the last event of
 -- the call is an intent, and the run is held). The column `type` is not used, because it would parse each event; the
@@ -397,6 +381,16 @@ WHERE r.id >= :run AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenan
     AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
         'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_forked', 'run_succeeded', 'run_failed')
+ORDER BY r.id, e.id LIMIT :limit
+
+-- name: attempts_told_of_runs
+-- Like attempts_told, for these runs.
+SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, CAST(e.data AS BLOB)
+FROM json_each(:runs) AS j CROSS JOIN perdure_runs AS r ON r.id = j.value
+CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | iif(r.id = :run, :seq, 0)) AND e.id <= (r.id << 32 | 4294967295)
+WHERE j.value >= :run AND r.specimen IS NULL
+    AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt', 'tool_call_resolved',
+        'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled', 'run_forked')
 ORDER BY r.id, e.id LIMIT :limit
 
 -- == Notices =========================================================================================================
@@ -725,6 +719,16 @@ DELETE FROM perdure_checkpoints WHERE run IN (SELECT value FROM json_each(:runs)
 
 -- name: whole_checkpoints
 SELECT run, seq, removed, head, by, at FROM perdure_checkpoints WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: prune_labels
+DELETE FROM perdure_labels WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: whole_labels
+SELECT run, key, value FROM perdure_labels WHERE run IN (SELECT value FROM json_each(:runs)) ORDER BY run, key
+
+-- name: labels_of_runs
+SELECT r.run_id, l.key, l.value FROM json_each(:run_ids) AS j CROSS JOIN perdure_runs AS r ON r.run_id = j.value
+JOIN perdure_labels AS l ON l.run = r.id ORDER BY l.run, l.key
 
 -- name: hash_of_event
 SELECT hash FROM perdure_events WHERE id = (? << 32 | ?)

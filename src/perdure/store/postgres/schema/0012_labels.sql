@@ -1,0 +1,21 @@
+-- The labels of runs, by which people find them. Each change of a label is an event of the run; these rows follow from the events.
+CREATE TABLE perdure_labels (
+    run BIGINT NOT NULL REFERENCES perdure_runs (id),
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    created_at BIGINT NOT NULL, -- of the run: so that the runs of a label are read in their order, however many there are
+    PRIMARY KEY (run, key)
+);
+
+CREATE INDEX perdure_labels_value ON perdure_labels (key, value, created_at, run);
+
+-- For queries over runs, newest first. An index that only few runs are in costs only those runs something: most runs succeed, have no
+-- error, and are in the default queue of the default tenant. There is none on updated_at: every append changes it, and PostgreSQL would
+-- then write a new entry into each index of the table.
+DROP INDEX perdure_runs_created;
+CREATE INDEX perdure_runs_created ON perdure_runs (created_at, id);
+CREATE INDEX perdure_runs_agent ON perdure_runs (agent, created_at, id);
+CREATE INDEX perdure_runs_status ON perdure_runs (status, created_at, id) WHERE status <> 'succeeded';
+CREATE INDEX perdure_runs_error ON perdure_runs (created_at, id) WHERE error IS NOT NULL;
+CREATE INDEX perdure_runs_tenant ON perdure_runs (tenant, created_at, id) WHERE tenant <> 'default';
+CREATE INDEX perdure_runs_queue ON perdure_runs (queue, created_at, id) WHERE queue <> 'default';
