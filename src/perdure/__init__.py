@@ -50,6 +50,8 @@ from perdure.errors import (
 )
 from perdure.reopen import LiveFork, Reopened, ReopenedCall
 from perdure.run import Run
+from perdure.schedule import Cron, Every, Schedule, Tick
+from perdure.scheduling import ScheduleInfo
 from perdure.settings import Queue, Settings
 from perdure.store.api import ApprovalRow, CostRow
 from perdure.tool import Artifact, Call, Outcome, Tool, tool
@@ -80,10 +82,12 @@ __all__ = [
     "Circles",
     "Conflict",
     "CostRow",
+    "Cron",
     "Decision",
     "Diff",
     "Diverged",
     "Event",
+    "Every",
     "FailureInfo",
     "Fatal",
     "Fork",
@@ -125,9 +129,12 @@ __all__ = [
     "RunState",
     "RunStatus",
     "RunningCall",
+    "Schedule",
+    "ScheduleInfo",
     "Settings",
     "Step",
     "StoreError",
+    "Tick",
     "Tool",
     "ToolFailed",
     "TurnsExceeded",

@@ -110,6 +110,9 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     # The run was started by the agent's name, without its code. The worker that begins the run checks the input, and
     # records the budget that the agent declares.
     by_name: bool = False
+    # Only of a run that a schedule has started: the schedule's id, and the tick (µs since 1970).
+    schedule: str | None = None
+    tick: int | None = None
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):
