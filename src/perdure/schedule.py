@@ -14,6 +14,7 @@ from msgspec import Struct
 from perdure.core import codec
 from perdure.core.budget import Budget, limits_of
 from perdure.core.cron import CronExpression
+from perdure.core.events import Limits
 from perdure.core.identity import check_id
 from perdure.core.schedule import (
     TICK,
@@ -111,7 +112,7 @@ class Schedule:
         queue: str | None = None,
         priority: int = 0,
         tenant: str = "default",
-        budget: Budget | None = None,
+        budget: Budget | Limits | None = None,
     ) -> None:
         if not isinstance(when, Cron | Every):
             raise InvalidInput(f"a schedule is Cron('0 7 * * *') or Every(minutes=5), and not {codec.shown(when)}")
