@@ -113,8 +113,11 @@ class Scheduling:
         self._clock = clock
         self._changes = ScheduleChanges(clock, settings)
 
-    async def set(self, schedule_id: str, spec: Spec, *, by: str, replace: bool = True) -> ScheduleInfo:
-        """Add the schedule, or change it. Nothing is recorded if it is the same. Conflict if it exists, unless `replace`."""
+    async def set(self, schedule_id: str, spec: Spec, *, by: str, replace: bool = True, declared: bool = False) -> ScheduleInfo:
+        """Add the schedule, or change it. Nothing is recorded if it is the same. Conflict if it exists, unless `replace`.
+
+        `declared`: it is what the code of the agent declares, so that workers need not register it again.
+        """
         schedule_id, who = check_schedule_id(schedule_id), known_name(by)
 
         def change(row: ScheduleRow | None) -> ScheduleChange | None:
@@ -125,7 +128,7 @@ class Scheduling:
                     f"there is a schedule {schedule_id} already, of agent {row.agent}",
                     hint=f"change it with --replace, or see it: {shell.command('schedules', 'show', schedule_id)}",
                 )
-            return self._changes.set(schedule_id, row, spec, who, self._clock.now())
+            return self._changes.set(schedule_id, row, spec, who, self._clock.now(), declared=declared)
 
         return schedule_info(await self._change(schedule_id, change))
 

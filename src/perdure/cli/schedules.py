@@ -264,7 +264,7 @@ def add(
         name = schedule_id or spec.agent
 
     async def add(app: Perdure) -> ScheduleInfo:
-        return await app.schedules.set(name, spec, by=speaker(by), replace=replace or declared)
+        return await app.schedules.set(name, spec, by=speaker(by), replace=replace or declared, declared=declared)
 
     info = speak(settings, add, create=True)
     _told(info, f"schedule {info.id} of agent {info.agent}: {info.when}", as_json)

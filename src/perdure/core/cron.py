@@ -213,8 +213,8 @@ class CronExpression:
 
 
 def _local(us: int, zone: tzinfo) -> datetime:
-    # Two days away from the first and the last datetime, so that a day can be added and subtracted.
-    return utc(min(max(us, 2 * 86_400_000_000), 253_402_000_000_000_000)).astimezone(zone)
+    # Some days before the last datetime, so that a day can be added in every zone.
+    return utc(min(max(us, 0), 253_402_000_000_000_000)).astimezone(zone)
 
 
 def _beside(day: date, step: timedelta) -> date | None:

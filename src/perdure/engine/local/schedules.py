@@ -37,9 +37,9 @@ class Ticking:
         self._declared = False
         self._complained_s: dict[str, float] = {}
 
-    def is_due(self) -> bool:
-        """Is it time to look at the schedules?"""
-        if time.monotonic() - self._looked_s >= _LOOK_EVERY_S:
+    def is_due(self, mono_s: float) -> bool:
+        """Is it time to look at the schedules? `mono_s`: the clock of the worker's loop."""
+        if mono_s - self._looked_s >= _LOOK_EVERY_S:
             return True
         return self._next_us is not None and self._next_us <= self._clock.now()
 
@@ -47,9 +47,9 @@ class Ticking:
         """How long the worker may sleep, so that the next tick starts at its time."""
         return float("inf") if self._next_us is None else max((self._next_us - self._clock.now()) / 1e6, 0.0)
 
-    def look(self, agents: Mapping[Served, Agent[Any, Any]], served: Sequence[Served], queues: Sequence[str] | None) -> None:
+    def look(self, agents: Mapping[Served, Agent[Any, Any]], served: Sequence[Served], queues: Sequence[str] | None, mono_s: float) -> None:
         """Start what is due. StoreError if the database cannot be used; the next look goes on."""
-        self._looked_s = time.monotonic()
+        self._looked_s = mono_s
         if not self._declared:
             self._declare(agents, served)
             self._declared = True

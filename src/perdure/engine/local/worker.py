@@ -621,9 +621,10 @@ class Worker:
 
     async def _tick(self) -> None:
         """Start the runs of schedules that are due. Another worker may do it at the same time: each tick starts one run."""
-        if self._ticking.is_due() and not self._draining and not self.transacting:
+        mono_s = self.loop.time()
+        if self._ticking.is_due(mono_s) and not self._draining and not self.transacting:
             served = list(self.served)
-            await self._ask(lambda: self._ticking.look(self.agents, served, self.queues))
+            await self._ask(lambda: self._ticking.look(self.agents, served, self.queues, mono_s))
 
     async def _claim(self) -> None:
         await self._claim_ready()
