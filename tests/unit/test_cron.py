@@ -184,7 +184,9 @@ def test_the_next_tick_is_the_first_minute_that_a_naive_matcher_finds(fields, se
     assert tick >= micros_of(when) and naive(utc(tick))
 
 
-@given(st.integers(1_500_000_000, 2_000_000_000), st.sampled_from(("Europe/Berlin", "Australia/Lord_Howe", "America/Havana", "Asia/Tehran")))
+@given(
+    st.integers(1_500_000_000, 2_000_000_000), st.sampled_from(("Europe/Berlin", "Australia/Lord_Howe", "America/Havana", "Asia/Tehran"))
+)
 @settings(max_examples=100, deadline=None)
 def test_a_time_of_day_comes_once_on_each_day_in_every_zone(second, zone):
     tz, cron = ZoneInfo(zone), CronExpression("30 2 * * *")
