@@ -191,6 +191,7 @@ class Scheduling:
         return [info for info in infos if removed or info.status != "removed"]
 
     async def get(self, schedule_id: str) -> ScheduleInfo:
+        """The schedule with this id. NotFound if there never was one."""
         return schedule_info(await self._row(schedule_id))
 
     async def next(self, schedule_id: str, number: int = 5, *, after: datetime | None = None) -> Sequence[TickTime]:

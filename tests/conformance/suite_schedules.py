@@ -45,7 +45,9 @@ def row_of(store: Store, schedule_id: str = "s") -> ScheduleRow:
 class ScheduleConformance:
     def test_a_schedule_is_stored_with_its_journal(self, store: Store) -> None:
         row = add(store)
-        assert store.schedule("s") == row and store.schedules() == [row] and store.schedule("t") is None
+        assert store.schedule("s") == row
+        assert store.schedules() == [row]
+        assert store.schedule("t") is None
         (event,) = store.schedule_events("s")
         assert (event.seq, event.hash, event.ts) == (1, row.head, suite.T0)
         assert decode_schedule_body(event.data).spec == state_of(row).spec  # type: ignore[union-attr]
@@ -55,8 +57,10 @@ class ScheduleConformance:
         change = tick(store, add(store), FIRST)
         assert store.change_schedule(change) == "done"
         run = store.get("s@2023-11-14T22:14:00Z")
-        assert run is not None and (run.actor, run.version, run.status) == ("schedule:s", "", "queued")
-        assert row_of(store) == change.row and change.row.due_at == FIRST + MINUTE
+        assert run is not None
+        assert (run.actor, run.version, run.status) == ("schedule:s", "", "queued")
+        assert row_of(store) == change.row
+        assert change.row.due_at == FIRST + MINUTE
         assert [one.seq for one in store.schedule_events("s")] == [1, 2]
         assert [one.seq for one in store.schedule_events("s", after=1)] == [2]
 
@@ -64,7 +68,8 @@ class ScheduleConformance:
         row = add(store)
         assert store.change_schedule(tick(store, row, FIRST)) == "done"
         assert store.change_schedule(tick(store, row, FIRST)) == "moved_on"
-        assert len(store.schedule_events("s")) == 2 and len(store.list(Filter())) == 1
+        assert len(store.schedule_events("s")) == 2
+        assert len(store.list(Filter())) == 1
 
     def test_of_many_threads_that_start_the_same_tick_one_does(self, store: Store) -> None:
         row = add(store)
@@ -102,19 +107,24 @@ class ScheduleConformance:
         store.create_run(suite.new_run("s@2023-11-14T22:14:00Z"))
         change = tick(store, row, FIRST)
         assert store.change_schedule(change) == "taken"
-        assert row_of(store) == row and len(store.schedule_events("s")) == 1
+        assert row_of(store) == row
+        assert len(store.schedule_events("s")) == 1
         assert store.change_schedule(CHANGES.taken(row, change, FIRST)) == "done"
-        assert "already" in str(state_of(row_of(store)).skipped) and row_of(store).due_at == FIRST + MINUTE
+        assert "already" in str(state_of(row_of(store)).skipped)
+        assert row_of(store).due_at == FIRST + MINUTE
 
     def test_the_run_before_is_cancelled_in_the_same_commit(self, store: Store) -> None:
         row = add(store, overlap="cancel")
         assert store.change_schedule(tick(store, row, FIRST)) == "done"
         change = CHANGES.due(row_of(store), lambda run_id: True, FIRST + MINUTE)
-        assert change is not None and store.change_schedule(change) == "done"
+        assert change is not None
+        assert store.change_schedule(change) == "done"
         first = store.read("s@2023-11-14T22:14:00Z")
-        assert isinstance(first[-1].body, CancelRequested) and first[-1].body.by == "schedule:s"
+        assert isinstance(first[-1].body, CancelRequested)
+        assert first[-1].body.by == "schedule:s"
         run = store.get("s@2023-11-14T22:15:00Z")
-        assert run is not None and run.status == "queued"
+        assert run is not None
+        assert run.status == "queued"
 
     def test_the_next_schedules_are_those_of_served_agents_and_queues(self, store: Store) -> None:
         add(store, "late", queue="other")
@@ -146,8 +156,10 @@ class ScheduleConformance:
         try:
             assert target.take_in_schedules([copy]) == 1
             assert target.take_in_schedules([copy]) == 0
-            assert target.schedules() == store.schedules() and target.schedule_events("s") == store.schedule_events("s")
-            assert target.missing_schedule_heads() == [] and target.unchained_schedules() == {}
+            assert target.schedules() == store.schedules()
+            assert target.schedule_events("s") == store.schedule_events("s")
+            assert target.missing_schedule_heads() == []
+            assert target.unchained_schedules() == {}
             with pytest.raises(Conflict, match="another schedule s"):
                 target.take_in_schedules([ScheduleCopy(structs.replace(copy.row, head=b"x" * 32), copy.events)])
         finally:
@@ -167,7 +179,8 @@ class ScheduleConformance:
         assert store.change_schedule(tick(store, row, FIRST)) == "done"
         entries = [entry for entry in store.chain((-(2**31), 0)) if entry.run < 0]
         assert [(entry.seq, entry.run_id) for entry in sorted(entries, key=lambda one: one.seq)] == [(1, "schedule s"), (2, None)]
-        assert store.missing_schedule_heads() == [] and store.unchained_schedules() == {}
+        assert store.missing_schedule_heads() == []
+        assert store.unchained_schedules() == {}
         assert store.missing_heads() == []
 
     def test_the_event_of_a_tick_says_which_run_it_started(self, store: Store) -> None:

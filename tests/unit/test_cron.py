@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -23,7 +24,7 @@ def ticks(expression: str, zone: str, start: str, number: int) -> list[str]:
         tick = cron.after(found[-1] if found else at, tz)
         assert tick is not None
         found.append(tick)
-    for earlier, later in zip(found, found[1:], strict=False):
+    for earlier, later in itertools.pairwise(found):
         assert cron.before(later, tz) == earlier
     return [utc(one).astimezone(tz).isoformat(timespec="minutes") for one in found]
 
@@ -127,7 +128,8 @@ def test_any_text_is_an_expression_or_invalid_input_and_the_next_tick_is_later(t
         return
     at = second * 1_000_000
     tick = cron.after(at, UTC)
-    assert tick is not None and tick > at
+    assert tick is not None
+    assert tick > at
     assert cron.matches(utc(tick))
     earlier = cron.before(tick, UTC)
     assert earlier is None or earlier <= at
@@ -157,7 +159,7 @@ def values(text: str, low: int, high: int) -> set[int]:
 @given(st.tuples(numbers(0, 59), numbers(0, 23), numbers(1, 31), numbers(1, 12), numbers(0, 6)), st.integers(0, 3_000_000_000))
 @settings(max_examples=100, deadline=None)
 def test_the_next_tick_is_the_first_minute_that_a_naive_matcher_finds(fields, second):
-    minute, hour, day, month, weekday = fields
+    _minute, _hour, day, _month, weekday = fields
     try:
         cron = CronExpression(" ".join(fields))
     except InvalidInput:
@@ -181,7 +183,8 @@ def test_the_next_tick_is_the_first_minute_that_a_naive_matcher_finds(fields, se
             return
         assert micros_of(when) != tick
         when += timedelta(minutes=1)
-    assert tick >= micros_of(when) and naive(utc(tick))
+    assert tick >= micros_of(when)
+    assert naive(utc(tick))
 
 
 @given(
@@ -193,7 +196,8 @@ def test_a_time_of_day_comes_once_on_each_day_in_every_zone(second, zone):
     at, found = second * 1_000_000, []
     for _ in range(5):
         tick = cron.after(at, tz)
-        assert tick is not None and tick > at
+        assert tick is not None
+        assert tick > at
         found.append(utc(tick).astimezone(tz).date())
         at = tick
     assert found == [found[0] + timedelta(days=number) for number in range(5)]

@@ -158,7 +158,8 @@ def test_a_tick_is_skipped_while_the_run_before_waits(url):
             await until(lambda: status(app, RUN_1) == "waiting")
             clock.advance(60)
             await until(lambda: any(isinstance(body, TicksSkipped) for body in bodies(app)))
-            assert started(app) == [RUN_1] and status(app, RUN_2) is None
+            assert started(app) == [RUN_1]
+            assert status(app, RUN_2) is None
             (info,) = await app.schedules.list()
             assert info.skipped == f"run {RUN_1} has not ended"
             with pytest.raises(Conflict, match="has not ended"):
@@ -180,7 +181,8 @@ def test_a_tick_waits_for_the_run_before_if_so_declared(url):
             await until(lambda: status(app, RUN_1) == "waiting")
             clock.advance(60)
             await looked(app, clock)
-            assert started(app) == [RUN_1] and len(bodies(app)) == 2
+            assert started(app) == [RUN_1]
+            assert len(bodies(app)) == 2
             await app.signal(RUN_1, "go")
             await until(lambda: status(app, RUN_2) == "waiting")
 
@@ -256,7 +258,8 @@ def test_a_schedule_that_a_person_has_removed_does_not_come_back_with_the_same_c
             await looked(app, clock)
             clock.advance(minutes=2)
             await looked(app, clock)
-            assert await app.schedules.list() == [] and started(app) == []
+            assert await app.schedules.list() == []
+            assert started(app) == []
             with pytest.raises(NotFound, match="was removed"):
                 await app.schedules.pause("report", by="ann")
         async with working(url, clock, reporter(Cron("*/2 * * * *"), version="2")) as app:
@@ -320,9 +323,11 @@ def test_a_worker_starts_only_ticks_of_agents_and_queues_that_it_serves(url):
             await app.schedule("third", Schedule(Every(minutes=1)))
             clock.advance(30)
             await until(lambda: started(app, "night") != [])
-            assert started(app, "day") == [] and started(app, "third") == []
+            assert started(app, "day") == []
+            assert started(app, "third") == []
             check = check_schedules(app.store, app.store.workers(clock.now(), 30_000_000), clock.now())
-            assert check.verdict == "warn" and "no live worker serves agent third in queue default" in check.found
+            assert check.verdict == "warn"
+            assert "no live worker serves agent third in queue default" in check.found
             assert "day: no live worker serves agent other in queue default" in check.found
 
     run(main())
@@ -334,13 +339,16 @@ def test_a_run_that_a_person_starts_now_is_recorded(url):
         async with working(url, clock, reporter()) as app:
             await app.schedule("report", Schedule(Every(minutes=1), id="r", input={"date": Tick("%H:%M:%S")}), by="ann")
             run_id = await app.schedules.start_now("r", by="bob")
-            assert run_id == "r@now-2" and (await app.handle(run_id).result()).startswith("06:00:30|")
-            assert "bob" in str(bodies(app, "r")[1]) and (await app.schedules.get("r")).last_run == run_id
+            assert run_id == "r@now-2"
+            assert (await app.handle(run_id).result()).startswith("06:00:30|")
+            assert "bob" in str(bodies(app, "r")[1])
+            assert (await app.schedules.get("r")).last_run == run_id
             assert "without a tick" in str(why(app.store, run_id, now=clock.now()).schedule)
             clock.advance(30)
             await until(lambda: started(app, "r") != [])
             line = why(app.store, started(app, "r")[0], now=clock.now()).schedule
-            assert line is not None and line.startswith("started by schedule r for its tick 2026-11-17T06:01:00Z")
+            assert line is not None
+            assert line.startswith("started by schedule r for its tick 2026-11-17T06:01:00Z")
 
     run(main())
 
@@ -373,7 +381,8 @@ def test_the_life_of_a_schedule_is_in_the_audit_trail():
             lines = ScheduleLines(app.store, AuditFilter())
             (line,) = lines.more()
             assert (line["schedule"], line["type"], line["actor"]) == ("report", "schedule_set", "ann")
-            assert line["run_id"] is None and "secret" not in json.dumps(line)
+            assert line["run_id"] is None
+            assert "secret" not in json.dumps(line)
             assert list(lines.more()) == []
             await app.schedules.pause("report", by="bob", note="holiday")
             (line,) = lines.more()
@@ -478,8 +487,10 @@ def test_a_row_that_was_set_back_starts_no_run_twice(url, request):
         None if url.startswith("sqlite") else request.getfixturevalue("postgres"),
         [
             "DELETE FROM perdure_schedule_events WHERE seq > 1",
-            "UPDATE perdure_schedules SET seq = 1, due_at = 1794895260000000, head = (SELECT hash FROM perdure_schedule_events WHERE seq = 1),"
-            " state = replace(state, '1794895440000000', '1794895260000000')",
+            (
+                "UPDATE perdure_schedules SET seq = 1, due_at = 1794895260000000, head = (SELECT hash FROM perdure_schedule_events WHERE seq = 1),"
+                " state = replace(state, '1794895440000000', '1794895260000000')"
+            ),
         ],
     )
 
@@ -504,7 +515,8 @@ def test_a_move_takes_the_schedules_along_and_only_the_target_starts_ticks(url, 
     source, target = open_store(url), open_store(f"sqlite:///{tmp_path}/target.db")
     try:
         copied = moved(source, target, 0)
-        assert copied.schedules == 1 and copied.runs == 3
+        assert copied.schedules == 1
+        assert copied.runs == 3
         assert target.schedules() == source.schedules()
         assert list(schedule_problems(target)) == []
         assert moved(source, target, 0).schedules == 0  # the same command again

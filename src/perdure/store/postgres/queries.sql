@@ -1150,6 +1150,8 @@ FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_mov
         ('worker', 'perdure_reserved', 'SELECT, INSERT, UPDATE, DELETE', 'usd_micros, tokens, calls, busy_us'),
         ('worker', 'perdure_progress', 'SELECT, INSERT, UPDATE, DELETE', 'attempt, progress, at'),
         ('worker', 'perdure_checkpoints', 'SELECT, INSERT, UPDATE', 'seq'),
+        ('worker', 'perdure_schedules', 'SELECT, INSERT, UPDATE', 'agent, queue, due_at, waits_for, state, seq, head'),
+        ('worker', 'perdure_schedule_events', 'SELECT, INSERT', ''),
         ('decider', 'perdure_events', 'INSERT', ''), ('decider', 'perdure_inbox', 'INSERT, DELETE', ''),
         ('decider', 'perdure_blobs', 'INSERT, UPDATE', 'digest'), ('decider', 'perdure_blob_uses', 'INSERT', ''),
         ('decider', 'perdure_notices', 'INSERT', ''),
