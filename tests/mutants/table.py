@@ -91,6 +91,7 @@ _WORDS = {
     "bad input": "invalid input is refused",
     "calls": "a call changes its state only as its table allows",
     "duplicates": "a message that is sent twice counts once",
+    "ticks": "each tick of a schedule starts one run, by the policies of the schedule",
     "security": "text, files and servers of other users cannot control perdure",
     "specimens": "an imported copy of a run is never driven, and accepts no post",
     "storage": "a commit is complete or absent; an unknown outcome is looked up",
