@@ -50,7 +50,7 @@ class ScheduleConformance:
         assert store.schedule("t") is None
         (event,) = store.schedule_events("s")
         assert (event.seq, event.hash, event.ts) == (1, row.head, suite.T0)
-        assert decode_schedule_body(event.data).spec == state_of(row).spec  # type: ignore[union-attr]
+        assert decode_schedule_body(event.data).spec == state_of(row).spec
         assert row.due_at == FIRST
 
     def test_a_tick_its_event_and_its_run_are_one_commit(self, store: Store) -> None:

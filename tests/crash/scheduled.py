@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from perdure import Every, Perdure, Run, Schedule, Settings, agent, tool
 from perdure.store import schedules
+from perdure.store.creation import insert_run
 
 LEDGER = ""
 
@@ -40,7 +41,7 @@ def die() -> NoReturn:
 
 def die_at(point: str, number: int) -> None:
     """End this process at the commit of a tick."""
-    change, insert = schedules.Schedules.change_schedule, schedules.insert_run
+    change, insert = schedules.Schedules.change_schedule, insert_run
     ticks = 0
 
     def counted(self: Any, one: Any) -> Any:
@@ -60,7 +61,7 @@ def die_at(point: str, number: int) -> None:
         return done
 
     schedules.Schedules.change_schedule = counted  # type: ignore[method-assign, assignment]
-    schedules.insert_run = inserted
+    schedules.insert_run = inserted  # type: ignore[attr-defined]
 
 
 async def main(url: str) -> None:

@@ -52,7 +52,7 @@ EXTRA: Mapping[str, Public] = {
 
 # Members that are there for perdure's own modules, and may change in any version.
 INSIDE: Mapping[str, str] = {
-    "Agent": "bind rebind misfits takes parameter_names encode_result decode_result home machine machine_of replayed keeps_its_plan facts_of "
+    "Agent": "bind rebind misfits takes parameter_names encode_result decode_result home machine machine_of replayed facts_of "
     "result_misfit with_model scheduled spec_of",
     "AgentInput": "agent encoded",
     "Approval": "check_for request",
@@ -68,7 +68,7 @@ INSIDE: Mapping[str, str] = {
     "OpenAI": "body answer identity",
     "Scripted": "answer",
     "Perdure": "ask load engine reading store start_encoded abort",
-    "Plan": "keeps_its_plan facts_of",
+    "Plan": "facts_of frame_change check_open_calls declared",
     "Every": "interval_s",
     "Schedule": "spec",
     "Scheduling": "set",

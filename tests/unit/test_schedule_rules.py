@@ -39,7 +39,8 @@ def state(first: int = T0, **options: Any) -> ScheduleState:
 
 def played(start: ScheduleState, now: int, open_run: str | None = None) -> tuple[list[int], list[tuple[int, int]]]:
     """The ticks that started a run and those that were skipped, until nothing is due. Runs end at once, but `open_run`."""
-    started, skipped = [], []
+    started: list[int] = []
+    skipped: list[tuple[int, int]] = []
     current = start
     for _ in range(1000):
         steps = steps_due("s", current, BEAT, now, open_run)
@@ -139,7 +140,8 @@ def test_jitter_is_the_same_for_the_same_tick_and_within_its_limit(number, jitte
 def test_no_tick_starts_twice_and_ticks_start_in_order(every_s, jitter_s, missed, waits):
     spec = Spec("report", every_s=every_s, jitter_s=jitter_s, missed=missed, limit=5)
     calendar, now = calendar_of(spec), T0
-    current = ScheduleState(spec, "active", **next_tick("s", spec, calendar, now))
+    first = next_tick("s", spec, calendar, now)
+    current = ScheduleState(spec, "active", first["next_tick"], first["due_at"])
     started: list[int] = []
     for wait in waits:
         now += wait * 1_000_000
