@@ -51,6 +51,8 @@ from perdure.errors import (
 )
 from perdure.reopen import LiveFork, Reopened, ReopenedCall
 from perdure.run import Run
+from perdure.schedule import Cron, Every, Schedule, Tick
+from perdure.scheduling import ScheduleInfo
 from perdure.settings import Queue, Settings
 from perdure.store.api import ApprovalRow, CostRow
 from perdure.tool import Artifact, Call, Outcome, Tool, tool
@@ -83,10 +85,12 @@ __all__ = [
     "Circles",
     "Conflict",
     "CostRow",
+    "Cron",
     "Decision",
     "Diff",
     "Diverged",
     "Event",
+    "Every",
     "FailureInfo",
     "Fatal",
     "Fork",
@@ -133,9 +137,12 @@ __all__ = [
     "RunState",
     "RunStatus",
     "RunningCall",
+    "Schedule",
+    "ScheduleInfo",
     "Settings",
     "Step",
     "StoreError",
+    "Tick",
     "Tool",
     "ToolFailed",
     "TurnsExceeded",

@@ -20,10 +20,12 @@ from perdure.core.history import History
 from perdure.core.loop_detector import Circles
 from perdure.core.machine import CallTool, Facts, Machine, current
 from perdure.core.replay import Frontier, replay
+from perdure.core.schedule import Spec, check_schedule_id
 from perdure.core.state import RunState, fold
 from perdure.errors import Conflict, Diverged, InvalidInput, NotAllowedInAgent
 from perdure.interrupts import is_interrupt
 from perdure.run import Run
+from perdure.schedule import Cron, Declared, Every, Schedule, schedule_of
 from perdure.tool.describe import argument_schema, documented
 from perdure.tool.signature import EMPTY, Signature, resolve
 
@@ -63,6 +65,7 @@ class Agent(Generic[P, R]):
         budget: Budget | None = None,
         circles: Circles | None = None,
         queue: str | None = None,
+        schedule: Schedule | Cron | Every | None = None,
         names: Mapping[str, Any] | None = None,
     ) -> None:
         label = getattr(fn, "__qualname__", repr(fn))
@@ -79,11 +82,25 @@ class Agent(Generic[P, R]):
         self.circles = circles
         self.queue = None if queue is None else identity.check_id(queue, f"agent {self.name}: the queue")
         self._check_limits()
+        self._schedule = None if schedule is None else schedule_of(schedule)
+        self.scheduled  # noqa: B018 (an input that does not fit is an error at the declaration)
         self.__name__, self.__qualname__, self.__module__, self.__doc__ = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
 
     def _check_limits(self) -> None:
         if self.circles is not None and not isinstance(self.circles, Circles):
             raise InvalidInput(f"agent {self.name}: circles={codec.shown(self.circles)} is not a Circles(repeats=…)")
+
+    @property
+    def scheduled(self) -> Declared | None:
+        """The schedule that the code declares: workers that serve the agent register it."""
+        if self._schedule is None:
+            return None
+        schedule_id = check_schedule_id(self.name) if self._schedule.id is None else self._schedule.id
+        return Declared(schedule_id, self.spec_of(self._schedule))
+
+    def spec_of(self, schedule: Schedule) -> Spec:
+        """What is recorded about a schedule of this agent. InvalidInput if its input does not fit."""
+        return schedule.spec(self.name, queue=self.queue, target=self.target, bind=lambda given: self.bind((), given))
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Start a child run inside another agent. To get the child's result, await the returned coroutine.
@@ -201,6 +218,7 @@ class Agent(Generic[P, R]):
             created.forked_from or "",
             frames,
             created.labels,
+            created.tick,
         )
         try:
             return self.machine(facts, self._input_of(created, load), max_steps)
@@ -388,6 +406,7 @@ def agent(
     budget: Budget | None = None,
     circles: Circles | None = None,
     queue: str | None = None,
+    schedule: Schedule | Cron | Every | None = None,
 ) -> Callable[[AgentFunction[P, R]], Agent[P, R]]: ...
 def agent(fn: Any = None, /, **options: Any) -> Any:
     """Declare an agent: `@agent` or `@agent(version="1", …)` on an `async def` whose first parameter is its `Run`.
@@ -396,13 +415,14 @@ def agent(fn: Any = None, /, **options: Any) -> Any:
     begins it. Without `version`, the version is a digest of the function's source, so each edit of the source is a new
     version. `budget` is what each run and
     its children may use together. `circles` stops a run that repeats the same calls. `queue` is the queue of the
-    agent's runs; the start of a run may name another queue.
+    agent's runs; the start of a run may name another queue. `schedule` starts runs at given times: Cron(…), Every(…)
+    or Schedule(…).
     """
     if fn is not None:
         return Agent(fn, names=sys._getframe(1).f_locals)
-    unknown = options.keys() - {"name", "version", "budget", "circles", "queue"}
+    unknown = options.keys() - {"name", "version", "budget", "circles", "queue", "schedule"}
     if unknown:
-        raise InvalidInput(f"@agent has no option {min(unknown)}; its options are name, version, budget, circles, queue")
+        raise InvalidInput(f"@agent has no option {min(unknown)}; its options are name, version, budget, circles, queue, schedule")
 
     def declare(fn: Any) -> Agent[Any, Any]:
         return Agent(fn, **options, names=sys._getframe(1).f_locals)

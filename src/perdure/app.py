@@ -51,6 +51,8 @@ from perdure.errors import (
     UnknownAgent,
 )
 from perdure.reopen import LiveFork, Planner, Reopened
+from perdure.schedule import Cron, Every, Schedule, schedule_of
+from perdure.scheduling import ScheduleInfo, Scheduling
 from perdure.settings import Settings
 from perdure.store.api import (
     FINISHED,
@@ -415,6 +417,24 @@ class Perdure:
         if not is_new:
             _same_run(row, name, tenant, actor, new.input_digest)
         return Handle(self, run_id)
+
+    async def schedule(self, agent: Agent[Any, Any] | str, schedule: Schedule | Cron | Every, *, by: str = "app") -> ScheduleInfo:
+        """Start runs of the agent at given times: add the schedule, or change it if there is one with its id.
+
+        Nothing is recorded if it is as it should be. Without `id` in the Schedule, it has the name of the agent. An
+        agent's name is enough; then the worker that begins a run checks its input. For a schedule that belongs to the
+        code of the agent use `@agent(schedule=…)`: then workers register it.
+        """
+        declared = schedule_of(schedule)
+        code = self.agents.get(agent, agent) if isinstance(agent, str) else agent
+        name = identity.check_id(code, "the agent name") if isinstance(code, str) else code.name
+        spec = declared.spec(name) if isinstance(code, str) else code.spec_of(declared)
+        return await self.schedules.set(declared.id or name, spec, by=by)
+
+    @property
+    def schedules(self) -> Scheduling:
+        """The schedules of this journal: list, get, next, pause, resume, remove, start_now."""
+        return Scheduling(self.engine, self.ask, self.clock, self.settings)
 
     async def run(
         self,

@@ -230,7 +230,9 @@ class Forks:
         assert created is not None
         seen, origin = created.rehearses or row.run_id, created.forked_from or ""
         frames = tuple((one.after, self._load(one.frame)) for one in state.frames)
-        facts = Facts(seen, row.tenant, row.actor, row.agent, agent.version, row.parent, created.depth, origin, frames, created.labels)
+        facts = Facts(
+            seen, row.tenant, row.actor, row.agent, agent.version, row.parent, created.depth, origin, frames, created.labels, created.tick
+        )
         given = self._input(agent, state, input)
         machine = agent.machine(facts, given, self._settings.max_steps)
         packing = Packing(self._settings.inline_bytes, self._load)

@@ -70,6 +70,12 @@ class Run:
         return self._machine.facts.parent
 
     @property
+    def scheduled_for(self) -> datetime | None:
+        """The tick, in UTC, for which a schedule has started this run. None: no schedule has started it."""
+        tick = self._machine.facts.tick
+        return None if tick is None else utc(tick)
+
+    @property
     def cancelled(self) -> bool:
         """Was a cancel of this run requested?"""
         return self._machine.cancel_asked

@@ -165,6 +165,7 @@ class Perdure:
         self._loop.call_soon_threadsafe(self._app.drain)
 
     run = _blocking(asynchronous.Perdure.run)
+    schedule = _blocking(asynchronous.Perdure.schedule)
     transcript = _blocking(asynchronous.Perdure.transcript)
     approvals = _blocking(asynchronous.Perdure.approvals)
     approve = _blocking(asynchronous.Perdure.approve)

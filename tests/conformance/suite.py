@@ -24,6 +24,7 @@ from tests.conformance.suite_progress import ProgressConformance
 from tests.conformance.suite_query import QueryConformance
 from tests.conformance.suite_queues import QueueConformance
 from tests.conformance.suite_reopening import ReopeningConformance
+from tests.conformance.suite_schedules import ScheduleConformance
 from tests.conformance.suite_suspects import SuspectConformance
 from tests.conformance.suite_waiting import WaitingConformance
 
@@ -64,6 +65,7 @@ class StoreConformance(
     QueryConformance,
     ForkConformance,
     ReopeningConformance,
+    ScheduleConformance,
 ):
     """Subclass it with a `make_store` fixture: a function that opens a new, empty store."""
 

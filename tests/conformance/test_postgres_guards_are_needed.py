@@ -540,7 +540,7 @@ GUARDS: dict[str, tuple[str, str, str, Check]] = {
     "signals at once are for nobody's runs": ("signal_at_once", "r.holder IS NULL AND ", "", a_signal_to_a_held_run_goes_to_its_holder),
     "signals at once are for parked runs": (
         "signal_at_once",
-        "r.status = ANY (:parked::text[])",
+        "r.status || '' = ANY (:parked::text[])",
         ":parked::text[] IS NOT NULL",
         a_signal_leaves_a_paused_run_where_it_is,
     ),

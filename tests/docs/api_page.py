@@ -19,6 +19,7 @@ from perdure.agents.mcp.tools import McpServer
 from perdure.control import NOTHING
 from perdure.core import approval, events, state
 from perdure.inspect import diff, inside
+from perdure.scheduling import Scheduling, TickTime
 
 WIDTH = 118
 Public = type[Any] | Callable[..., Any]
@@ -40,6 +41,8 @@ EXTRA: Mapping[str, Public] = {
     "McpServer": McpServer,
     "RunNotSucceeded": errors.RunNotSucceeded,
     **{one.__name__: one for one in (inside.Awaited, inside.InspectedFrame, inside.InspectedTask, inside.RaisedError, inside.Variable)},
+    "Scheduling": Scheduling,
+    "TickTime": TickTime,
     "StoreCorrupt": errors.StoreCorrupt,
     "StoreUnavailable": errors.StoreUnavailable,
     "StoreVersion": errors.StoreVersion,
@@ -50,7 +53,7 @@ EXTRA: Mapping[str, Public] = {
 # Members that are there for perdure's own modules, and may change in any version.
 INSIDE: Mapping[str, str] = {
     "Agent": "bind rebind misfits takes parameter_names encode_result decode_result home machine machine_of replayed facts_of "
-    "result_misfit with_model",
+    "result_misfit with_model scheduled spec_of",
     "AgentInput": "agent encoded",
     "Approval": "check_for request",
     "ApprovalRow": "standing",
@@ -68,6 +71,9 @@ INSIDE: Mapping[str, str] = {
     "Scripted": "answer",
     "Perdure": "ask load engine reading store start_encoded abort",
     "Plan": "facts_of frame_change check_open_calls declared",
+    "Every": "interval_s",
+    "Schedule": "spec",
+    "Scheduling": "set",
     "Rate": "step_us",
     "ReAct": "agents bind encode_result decode_result description schema facts_of result_misfit with_model",
     "Retry": "covers delay_s",
@@ -77,8 +83,8 @@ INSIDE: Mapping[str, str] = {
 }
 
 # Classes that users do not make themselves, or under which name an example of them goes.
-MADE = frozenset("Agent Artifact Tool Run Handle Call McpServer RunStatus".split())
-INSTANCES = {"Agent": "my_agent", "Tool": "my_tool", "Perdure": "app", "McpServer": "server"}
+MADE = frozenset("Agent Artifact Tool Run Handle Call McpServer RunStatus Scheduling".split())
+INSTANCES = {"Agent": "my_agent", "Tool": "my_tool", "Perdure": "app", "McpServer": "server", "Scheduling": "app.schedules"}
 
 KINDS: Mapping[str, tuple[Any, str]] = {
     "Effect": (events.Effect, "what is right when it is unknown whether an attempt happened"),
@@ -204,6 +210,19 @@ def pay(order: str, cents: int, call: Call) -> str:
 @agent(version="1", budget=Budget(usd=1, calls=20))
 async def settle(run: Run, order: str) -> str:
     return await pay(order, 4900)
+""",
+    ),
+    Group(
+        "Schedules",
+        "When runs start by themselves: `@agent(schedule=…)` and `app.schedule`. More: [schedules](schedules.md).",
+        "Schedule Cron Every Tick ScheduleInfo Scheduling TickTime",
+        """\
+from perdure import Cron, Schedule, Tick
+
+
+@agent(version="1", schedule=Schedule(Cron("0 7 * * mon-fri", tz="Europe/Berlin"), input={"day": Tick("%Y-%m-%d")}))
+async def report(run: Run, day: str) -> str:
+    return f"the report of {day}"
 """,
     ),
     Group(

@@ -210,6 +210,10 @@ def wrong_with(words: list[str]) -> str | None:
     if verb not in VERBS:
         return f"there is no verb {verb}"
     command: click.Command = importlib.import_module(VERBS[verb][0]).command
+    if isinstance(command, click.Group) and len(words) > 1:
+        if words[1] not in command.commands:
+            return f"{verb} has no verb {words[1]}"
+        command = command.commands[words[1]]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
     unknown = [word for word in words if re.match(r"\[?--\w", word) and word.strip("[]").partition("=")[0] not in known]
     return f"{verb} has no {unknown}" if unknown else None
@@ -235,6 +239,8 @@ def test_a_wrong_command_is_noticed():
     page = "Type `perdure explode RUN`.\n\n```console\n$ perdure list --colour red  # no\n   $ make demo\nperdure: text\n```\n"
     assert commands(page) == [["list", "--colour", "red"], ["explode", "RUN"]]
     assert [wrong_with(words) for words in commands(page)] == ["list has no ['--colour']", "there is no verb explode"]
+    assert wrong_with(["schedules", "explode"]) == "schedules has no verb explode"
+    assert wrong_with(["schedules", "add", "a", "--when", "now"]) == "schedules has no ['--when']"
 
 
 def test_the_command_line_page_has_every_verb_and_every_exit_code():

@@ -260,7 +260,7 @@ def test_verify_names_the_event_that_was_edited(killed: Desk) -> None:
     told = killed("verify", "r", code=7)
     assert told.startswith("run r, event 5: it is not what was written")
     assert killed.json("verify", "r", code=7)["seq"] == 5
-    assert re.search(r"^checked 1 run with \d+ events: 1 journal is not as written; 36 things", killed("verify", code=7), re.MULTILINE)
+    assert re.search(r"^checked 1 run with \d+ events: 1 journal is not as written; 45 things", killed("verify", code=7), re.MULTILINE)
 
 
 def test_verify_names_a_journal_whose_run_is_gone_and_the_guards_that_were_taken_away(killed: Desk) -> None:
@@ -269,13 +269,13 @@ def test_verify_names_a_journal_whose_run_is_gone_and_the_guards_that_were_taken
     told = killed("verify", code=7).splitlines()
     (gone,) = [line for line in told if "run 'r'" in line]
     assert "its row is gone" in gone
-    assert len([line for line in told if line.startswith("the trigger perdure_")]) == 36
+    assert len([line for line in told if line.startswith("the trigger perdure_")]) == 45
     assert told[-1].startswith("checked 1 run with ")
-    assert told[-1].endswith("as they were written; 37 things are wrong with the database as a whole")
+    assert told[-1].endswith("as they were written; 46 things are wrong with the database as a whole")
     problems = [line["problem"] for line in killed.lines("verify", code=7) if line["run_id"] is None]
     assert problems == told[:-1]
     failed = {check["name"]: check for check in killed.lines("doctor", code=1) if check["verdict"] == "FAIL"}
-    assert failed["guards"]["found"] == f"{told[0]}; and 36 things more"
+    assert failed["guards"]["found"] == f"{told[0]}; and 45 things more"
     assert failed["guards"]["way_out"] == "perdure verify"
 
 
@@ -436,7 +436,7 @@ def test_a_row_that_was_edited_to_another_end_is_reported_with_the_way_out(desk:
         assert f"run r is {status} by its row, and event 3 of its journal is run_succeeded: the row was edited" in said
         assert said.endswith("perdure verify r --repair\n")
     assert "perdure verify r --repair" in desk("why", "r")
-    assert "checked 1 run with 3 events: 1 row contradicts its sound journal; 36 things are wrong" in desk("verify", code=7)
+    assert "checked 1 run with 3 events: 1 row contradicts its sound journal; 45 things are wrong" in desk("verify", code=7)
     desk("migrate")
     desk("verify", "r", "--repair", "--yes")
     desk("resume", "r")

@@ -11,11 +11,12 @@ from tests.mutants.incidents import INCIDENTS
 from tests.mutants.known import known
 from tests.mutants.mutant import Known, Mutant
 from tests.mutants.outside import OUTSIDE
+from tests.mutants.schedules import SCHEDULES
 from tests.mutants.seeing import SEEING
 from tests.mutants.store import STORE
 from tests.mutants.worker import WORKER
 
-SOURCE: tuple[Mutant, ...] = (*ARTIFACTS, *CLI, *CORE, *EVOLVING, *FORK, *STORE, *INCIDENTS, *WORKER, *OUTSIDE, *SEEING)
+SOURCE: tuple[Mutant, ...] = (*ARTIFACTS, *CLI, *CORE, *EVOLVING, *FORK, *STORE, *INCIDENTS, *WORKER, *OUTSIDE, *SCHEDULES, *SEEING)
 KNOWN: tuple[Known, ...] = tuple(known())
 BY_NAME = {mutant.name: mutant for mutant in SOURCE}
 ALL: tuple[Mutant | Known, ...] = (*SOURCE, *KNOWN)

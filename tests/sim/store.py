@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 ANSWER_US = 2_000_000  # an operation without an answer is given up after this
-_POLLS = frozenset(("next_ready", "parents_to_replay", "next_notice", "held", "take_notices", "workers"))
+_POLLS = frozenset(("next_ready", "next_schedules", "parents_to_replay", "next_notice", "held", "take_notices", "workers"))
 _COMMITTED = Committed()
 _BY_THE_DATABASES_CLOCK = {"renew": 1, "reap": 2, "register": 3}  # where `now` stands among the arguments
 

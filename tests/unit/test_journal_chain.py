@@ -295,7 +295,7 @@ def test_an_old_journal_is_covered_from_its_migration_on(tmp_path: Path) -> None
     over(store, "b")
     store.close()
     with_chain = apsw.Connection(str(path))
-    for name in ("perdure_runs_chained", "perdure_runs_copied_chained"):
+    for name in ("perdure_runs_chained", "perdure_runs_copied_chained", "perdure_schedules_chained", "perdure_schedules_added_chained"):
         with_chain.execute(f"DROP TRIGGER {name}")
     with_chain.execute("DROP TABLE perdure_chain")
     assert "CREATE TABLE perdure_chain" in MIGRATIONS[-1].sql, "later migrations would be applied a second time"

@@ -138,6 +138,7 @@ SELECT t.number, t.run_id, t.status, t.events, 'a', 't', coalesce(r.head, ''), 1
 FROM ({}) AS t (number, run_id, status, events) LEFT JOIN perdure_runs AS r ON r.id = t.number
 """
 CHECKPOINT = "INSERT INTO perdure_checkpoints (run, seq) SELECT id, 2 FROM perdure_runs WHERE run_id = 'r'"
+SCHEDULE = "INSERT INTO perdure_schedules (schedule_id, agent, queue, state, seq, head) VALUES ('s', 'a', 'q', '{}', 1, '')"
 # Forbidden changes, and the trigger that refuses each of them.
 FORBIDDEN = [
     ("perdure_chain_no_change", "DELETE FROM perdure_chain", "perdure_chain is append-only"),
@@ -218,6 +219,15 @@ FORBIDDEN = [
         "INSERT INTO perdure_workers (worker, name, pid, started_at, beat_at) VALUES ('x', 'x', 1, 1, 1)",
         "moved 1 there",
     ),
+    ("perdure_schedules_open", SCHEDULE, "moved 1 there"),
+    ("perdure_schedules_forward", f"{SCHEDULE}; UPDATE perdure_schedules SET due_at = 1", "changes only by an event"),
+    ("perdure_schedules_no_delete", f"{SCHEDULE}; DELETE FROM perdure_schedules", "a schedule and its journal stay"),
+    ("perdure_schedule_events_no_change", "DELETE FROM perdure_schedule_events", "append-only"),
+    (
+        "perdure_schedule_events_guarded",
+        f"{SCHEDULE}; INSERT INTO perdure_schedule_events SELECT id, 2, '', 1, '{{}}', '' FROM perdure_schedules",
+        "covered by the seq of its schedule",
+    ),
     ("perdure_pruned_open", TOMBSTONE.format("VALUES (NULL::bigint, 'gone', 'succeeded', 1)"), "moved 1 there"),
 ]
 
@@ -239,7 +249,7 @@ def lived(store: PostgresStore) -> PostgresStore:
 
 
 # They refuse nothing: test_journal_chain.py tests what they write.
-WRITING = {"perdure_runs_copied_chained", "perdure_runs_chained"}
+WRITING = {"perdure_runs_copied_chained", "perdure_runs_chained", "perdure_schedules_added_chained", "perdure_schedules_chained"}
 
 
 def test_every_trigger_has_its_forbidden_write() -> None:

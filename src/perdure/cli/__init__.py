@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "start": ("perdure.cli.start", "Start a run by its agent's name, without the code, for a worker to drive."),
     "resume": ("perdure.cli.resume", "Drive an existing run here."),
     "worker": ("perdure.cli.worker", "Serve the queue until SIGTERM, then drain."),
+    "schedules": ("perdure.cli.schedules", "Start runs at given times: list, add, pause, resume, run-now, remove, next."),
     "list": ("perdure.cli.list_runs", "Runs, newest first."),
     "errors": ("perdure.cli.errors", "The runs that failed or need attention, grouped by their error."),
     "show": ("perdure.cli.show", "The state of a run, now or as of an event."),
@@ -111,6 +112,7 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("cost", "usage", "spend"), "perdure costs"),
     **dict.fromkeys(("lint", "validate"), "perdure check FILE"),
     **dict.fromkeys(("test", "chaos"), "perdure crashtest TARGET kills an agent at every boundary"),
+    **dict.fromkeys(("schedule", "cron", "crontab", "timer", "timers"), "perdure schedules list shows the schedules"),
     "version": "perdure --version",
 }
 

@@ -15,10 +15,12 @@ from perdure.core.events import AnyBody
 from perdure.errors import InvalidInput
 from perdure.inspect.audit import Audit, AuditFilter
 from perdure.inspect.retention import PRUNED, PrunedRuns
+from perdure.inspect.schedules import TYPES as SCHEDULE_TYPES
+from perdure.inspect.schedules import ScheduleLines
 from perdure.inspect.view import require
 
 POLL_S = 0.25
-TYPES = sorted([*(str(kind.__struct_config__.tag) for kind in get_args(AnyBody)), PRUNED])
+TYPES = sorted([*(str(kind.__struct_config__.tag) for kind in get_args(AnyBody)), PRUNED, *SCHEDULE_TYPES])
 
 
 class _EventType(click.Choice[str]):
@@ -55,7 +57,7 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Every event of RUN, or of every run, as one JSON object per line, with or without --json."""
+    """Every event of RUN, or of every run and every schedule, as one JSON object per line, with or without --json."""
     if follow and until is not None:
         raise InvalidInput("--follow goes on with what happens, and --until ends before; use one of them")
     now = common.now_us()
@@ -65,10 +67,10 @@ def command(
         if run_id is not None and store.tombstone(run_id) is None:
             require(store, run_id)
         wanted = AuditFilter(start, end, run_id, tenant, agent, frozenset(types))
-        audit, pruned = Audit(store, wanted, payloads=payloads), PrunedRuns(store, wanted)
+        audit, pruned, schedules = Audit(store, wanted, payloads=payloads), PrunedRuns(store, wanted), ScheduleLines(store, wanted)
         while True:
             version, begun_s = store.version(), time.monotonic()
-            for line in chain(audit.more(), pruned.more()):
+            for line in chain(audit.more(), pruned.more(), schedules.more()):
                 common.out_json(line)
             if not follow:
                 return

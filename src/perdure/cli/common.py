@@ -523,17 +523,17 @@ def require_journal(url: str) -> None:
 def _complete_approval(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     from perdure.store.api import ApprovalFilter
 
-    return _complete(ctx, incomplete, lambda store: [row.approval for row in store.approvals(ApprovalFilter(limit=1000))])
+    return complete_ids(ctx, incomplete, lambda store: [row.approval for row in store.approvals(ApprovalFilter(limit=1000))])
 
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """For the shell: the ids of runs that begin with `incomplete`."""
     from perdure.core.query import EVERYTHING
 
-    return _complete(ctx, incomplete, lambda store: [row.run_id for row in store.list(EVERYTHING, 1000)])
+    return complete_ids(ctx, incomplete, lambda store: [row.run_id for row in store.list(EVERYTHING, 1000)])
 
 
-def _complete(ctx: click.Context, incomplete: str, ids: Callable[[Reading], list[str]]) -> list[str]:
+def complete_ids(ctx: click.Context, incomplete: str, ids: Callable[[Reading], list[str]]) -> list[str]:
     """The ids that begin with `incomplete`. After any error: no ids, because a shell must not get an error message.
 
     bash puts a completion on the command line without quotes, and would execute a `$(…)` in it. So only valid ids are

@@ -199,6 +199,7 @@ def _tell_copied(copied: Copied, target: Settings, only_finished: bool, as_json:
         there = f", {copied.there:,} were there already" if copied.there else ""
         artifacts = f", {plural(copied.artifacts, 'artifact')}" if copied.artifacts else ""
         buried = f", {plural(copied.tombstones, 'tombstone')}" if copied.tombstones else ""
+        buried += f", {plural(copied.schedules, 'schedule')}" if copied.schedules else ""
         common.out(
             common.clean(
                 f"copied {plural(copied.runs, 'run')}, {plural(copied.events, 'event')}, {plural(copied.blobs, 'blob')}{artifacts}{buried} to {to}{there}"

@@ -19,6 +19,7 @@ from perdure.errors import InvalidInput
 from perdure.inspect.artifacts import check_artifacts
 from perdure.inspect.health import Check, check_guards, check_runs
 from perdure.inspect.retention import check_retention
+from perdure.inspect.schedules import check_schedules
 from perdure.inspect.text import plural
 from perdure.inspect.view import all_rows
 from perdure.settings import Settings
@@ -66,6 +67,7 @@ def _inside(store: Reading, settings: Settings) -> Iterator[Check]:
     yield from check_runs(store, now, lease_us)
     yield from _service(store, now, lease_us)
     yield _undos(store)
+    yield check_schedules(store, store.workers(now, lease_us), now)
     yield from check_retention(store)
     yield from check_artifacts(store)
     yield _webhook(settings)

@@ -77,9 +77,13 @@ def source() -> str:
     return f"cli {os_user()}@{socket.gethostname()}"
 
 
-def speak(settings: Settings, words: Callable[[Perdure], Awaitable[T]]) -> T:
-    """Open the journal, which must exist, call `words` with the app, and return the result of `words`."""
-    common.require_journal(settings.url)
+def speak(settings: Settings, words: Callable[[Perdure], Awaitable[T]], *, create: bool = False) -> T:
+    """Open the journal, call `words` with the app, and return the result of `words`.
+
+    The journal must exist, unless `create`.
+    """
+    if not create:
+        common.require_journal(settings.url)
     return asyncio.run(_speak(settings, words))
 
 

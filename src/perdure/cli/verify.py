@@ -17,6 +17,7 @@ from perdure.inspect.chain import chain_heads, chain_problems, missing_ends, rea
 from perdure.inspect.consistency import Relatives
 from perdure.inspect.repair import plan_repair
 from perdure.inspect.retention import pruned_runs
+from perdure.inspect.schedules import schedule_problems
 from perdure.inspect.signed import NAMED, Book, PublicKey, kept_heads, signed_problems
 from perdure.inspect.text import plural
 from perdure.inspect.verify import Verdict, verify_run
@@ -51,7 +52,8 @@ def command(
 
     Code 7 when something is not as it was written; the first bad event is named. The journal-wide chain shows whether
     the end of a journal was cut off. Without RUN it also checks whether a run was deleted, whether every journal has
-    its run, and whether the database still has the triggers that keep journals append-only.
+    its run, whether the journals and rows of schedules are as they were written, and whether the database still has the
+    triggers that keep journals append-only.
 
     --repair never changes an event. It refuses a run that a worker holds. It does not repair what only a backup can
     restore.
@@ -92,7 +94,7 @@ def command(
             elif verdict.problem is not None or run_id is not None:
                 common.out(common.clean(_line(verdict)))
         kept += [] if book is None else kept_heads(book)
-        problems = [*store.problems(), *deleted, *chain_problems(store, kept)] if run_id is None else []
+        problems = [*store.problems(), *deleted, *schedule_problems(store), *chain_problems(store, kept)] if run_id is None else []
         problems += [] if book is None else _unsigned(store, str(signatures), book)
         pruned = pruned_runs(store)
     for problem in problems:

@@ -83,6 +83,8 @@ def _print(page: Why, now: int, options: str) -> None:
         common.out(common.clean(f"      {place}"))
     for line in _failed_line(page, options):
         common.out(common.clean(f"      {line}"))
+    if page.schedule is not None:
+        common.out(common.clean(shell.with_options(page.schedule, options)))
     if page.parent is not None:
         common.out(common.clean(f"child of run {page.parent} (its call {page.parent_call}): {shell.command('why', page.parent)}{options}"))
     if page.fork is not None:

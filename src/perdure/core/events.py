@@ -112,6 +112,9 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     # records the budget that the agent declares.
     by_name: bool = False
     labels: dict[str, str] = {}
+    # Only of a run that a schedule has started: the schedule's id, and the tick (µs since 1970).
+    schedule: str | None = None
+    tick: int | None = None
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):

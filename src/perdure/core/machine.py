@@ -59,6 +59,7 @@ class Facts(Struct, frozen=True, gc=False):
     origin: str = ""  # only of a fork: the run with which its history began; the same random numbers follow from it
     frames: tuple[tuple[int, bytes], ...] = ()  # `RunState.frames`, with their payloads as JSON
     labels: Mapping[str, str] = {}  # with which the run was started
+    tick: int | None = None  # only of a run that a schedule has started
 
 
 class Callee(Protocol):

@@ -18,7 +18,7 @@ so no detail of perdure's stores may appear in this interface:
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from msgspec import Struct
 
@@ -26,7 +26,7 @@ from perdure.core.approval import Vote
 from perdure.core.events import AnyBody, Event, RunCancelled
 from perdure.engine.counts import Counts
 from perdure.errors import NotFound
-from perdure.store.api import ApprovalRow, NewFork, NewRun, Reopen, RunRow
+from perdure.store.api import ApprovalRow, NewFork, NewRun, Reopen, RunRow, ScheduleChange
 from perdure.store.api import Reading as Reading
 from perdure.store.url import shown_url
 
@@ -112,6 +112,12 @@ class Engine(Protocol):
 
     async def fork(self, new: NewFork) -> None:
         """Store a fork, all of it or nothing. Errors: Conflict if its id is taken; NotFound if its parent is gone."""
+
+    async def change_schedule(self, change: ScheduleChange) -> Literal["done", "moved_on", "taken"]:
+        """Commit a change of a schedule, with the run that it starts. On "done" it is durable.
+
+        "moved_on": the schedule has newer events than the change expects. "taken": the id of the run is taken.
+        """
 
     async def result(self, run_id: str) -> RunResult:
         """Wait until the run has ended, or until the run, or a child for which it waits, needs a person.

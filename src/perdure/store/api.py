@@ -23,10 +23,11 @@ from perdure.core.approval import Judgement, Standing
 from perdure.core.budget import Amounts
 from perdure.core.budget import Charge as Charge
 from perdure.core.budget import Ledger as Ledger
-from perdure.core.events import AnyBody, Event, Failure, Reason
+from perdure.core.events import AnyBody, CancelRequested, Event, Failure, Reason
 from perdure.core.identity import ChainEntry, Sealed, undo_id
 from perdure.core.query import EVERYTHING, Query
 from perdure.core.rate import Rate
+from perdure.core.schedule import ScheduleEvent
 from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status
 from perdure.core.steps import InboxRow as InboxRow
@@ -684,6 +685,36 @@ class MissingHead(Struct, frozen=True, gc=False):
     seq: int | None  # the last event of that run
 
 
+class ScheduleRow(Struct, frozen=True, gc=False):
+    """The projection of a schedule's journal, written in the same commit as its events."""
+
+    schedule_id: str
+    agent: str
+    queue: str
+    due_at: int | None
+    waits_for: str | None  # the run that must have ended before the next tick starts one
+    state: bytes  # JSON of a `core.schedule.ScheduleState`
+    seq: int
+    head: bytes
+
+
+class ScheduleChange(Struct, frozen=True, gc=False):
+    """Events of one schedule, its row after them, and the run that they start, to be committed whole or not at all."""
+
+    row: ScheduleRow  # as it is after the change
+    expected_seq: int  # the schedule's seq before the change; 0: it is new
+    events: tuple[ScheduleEvent, ...]
+    start: NewRun | None = None
+    cancel: tuple[str, CancelRequested, str] | None = None  # a run to cancel: its id, the event's body and id
+
+
+class ScheduleCopy(Struct, frozen=True, gc=False):
+    """A whole schedule, for a copy to another database."""
+
+    row: ScheduleRow
+    events: list[Stored]
+
+
 class Reading(Protocol):
     """All reads that the app, the command line and `inspect` need. Every store has them.
 
@@ -839,6 +870,20 @@ class Reading(Protocol):
 
     def unchained(self, run_id: str | None = None) -> dict[str, int]:
         """The runs without a holder whose last event is not in the chain: run id → seq. `run_id`: only that run."""
+
+    def schedules(self) -> list[ScheduleRow]:
+        """All schedules by id, also those that were removed: their journals stay."""
+
+    def schedule(self, schedule_id: str) -> ScheduleRow | None: ...
+
+    def schedule_events(self, schedule_id: str, after: int = 0) -> list[Stored]:
+        """The events of the schedule with seq > after, exactly as they are stored."""
+
+    def missing_schedule_heads(self) -> list[MissingHead]:
+        """The schedules whose journal lacks an event that the journal-wide chain has."""
+
+    def unchained_schedules(self) -> dict[str, int]:
+        """The schedules whose last event is not in the journal-wide chain: id → seq."""
 
     def moved(self) -> Moved | None:
         """The database to which the journal is being moved, or was moved. None while the journal is open."""
@@ -1010,6 +1055,29 @@ class LeaseStore(Protocol):
         The replay finds the agent of the child that leads to this ready run. Each entry is (agent and version of the
         parent, agent and version of the child, run id of one such parent). Runs in `but` are left out. Each pair of
         agents occurs once.
+        """
+
+
+class ScheduleStore(Protocol):
+    """Schedules. No worker holds one: each change names the seq that its author has read, and only one such change counts."""
+
+    def next_schedules(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> list[ScheduleRow]:
+        """The schedules of these agents and queues whose ticks are due next, the first one first: at most 20.
+
+        A schedule that is paused, was removed, or waits for the end of a run is left out.
+        """
+
+    def change_schedule(self, change: ScheduleChange) -> Literal["done", "moved_on", "taken"]:
+        """Commit the change. On "done" it is durable; otherwise nothing was written.
+
+        "moved_on": the schedule has newer events than `expected_seq`. "taken": a run has the id of the run to start,
+        or had it before it was pruned.
+        """
+
+    def take_in_schedules(self, copies: Sequence[ScheduleCopy]) -> int:
+        """Insert whole schedules of another journal. Those that are here already are left out; Conflict if they differ.
+
+        Returns how many were inserted.
         """
 
 
@@ -1290,7 +1358,19 @@ class ArchiveStore(Protocol):
         """
 
 
-class Store(Reading, JournalStore, LeaseStore, ProgressStore, InboxStore, ArtifactStore, LimitStore, OutboxStore, ArchiveStore, Protocol):
+class Store(
+    Reading,
+    JournalStore,
+    LeaseStore,
+    ScheduleStore,
+    ProgressStore,
+    InboxStore,
+    ArtifactStore,
+    LimitStore,
+    OutboxStore,
+    ArchiveStore,
+    Protocol,
+):
     """The journal's database. Every method may be called from any thread and may block."""
 
     # How many seconds after the loss of a worker's connection the other workers take over its runs. inf: they cannot

@@ -217,6 +217,38 @@ WHERE perdure_progress.attempt <= excluded.attempt
 -- The end of the attempt is in the journal. No guard is needed here: an event is never removed from a journal.
 DELETE FROM perdure_progress WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND call = ? AND attempt <= ?
 
+-- == Schedules =======================================================================================================
+
+-- name: insert_schedule
+-- Of two workers that declare the same schedule, the second changes nothing.
+INSERT INTO perdure_schedules (schedule_id, agent, queue, due_at, waits_for, state, seq, head)
+VALUES (:schedule_id, :agent, :queue, :due_at, :waits_for, :state, :seq, :head) ON CONFLICT (schedule_id) DO NOTHING
+
+-- name: advance_schedule
+-- The guard: of several workers that start the same tick, one finds the seq that it has read.
+UPDATE perdure_schedules SET agent = :agent, queue = :queue, due_at = :due_at, waits_for = :waits_for, state = :state, seq = :seq, head = :head
+WHERE schedule_id = :schedule_id AND seq = :expected
+
+-- name: insert_schedule_event
+INSERT INTO perdure_schedule_events (schedule, seq, event_id, ts, data, hash)
+VALUES ((SELECT id FROM perdure_schedules WHERE schedule_id = ?), ?, ?, ?, ?, ?)
+
+-- name: schedule_event_hash
+SELECT hash FROM perdure_schedule_events WHERE schedule = (SELECT id FROM perdure_schedules WHERE schedule_id = ?) AND seq = ?
+
+-- name: missing_schedule_heads
+-- The schedules that have lost an event: the journal-wide chain has the event, and the journal does not.
+SELECT -c.run, max(c.seq), max(c.run_id), s.schedule_id, s.seq
+FROM perdure_chain AS c LEFT JOIN perdure_schedules AS s ON s.id = -c.run
+    LEFT JOIN perdure_schedule_events AS e ON e.schedule = -c.run AND e.seq = c.seq
+WHERE c.run < 0 AND (s.id IS NULL OR s.seq < c.seq OR e.seq IS NULL OR substr(e.hash, 1, 16) <> c.head)
+GROUP BY c.run, s.schedule_id, s.seq ORDER BY 1
+
+-- name: unchained_schedules
+-- The schedules whose last event is not in the journal-wide chain.
+SELECT s.schedule_id, s.seq FROM perdure_schedules AS s LEFT JOIN perdure_chain AS c ON c.run = -s.id AND c.seq = s.seq
+WHERE c.n IS NULL ORDER BY s.id
+
 -- == Moving, pruning =================================================================================================
 
 -- name: moved

@@ -27,11 +27,13 @@ from perdure.store.progress import Progresses
 from perdure.store.pruning import Pruning
 from perdure.store.repairs import Repairs
 from perdure.store.rows import body_or_none, key_of, listed_row, run_row
+from perdure.store.schedules import Schedules
 
 
 class SqlStore(
     Journal,
     Claims,
+    Schedules,
     Mailbox,
     Approvals,
     Artifacts,

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from perdure.core.identity import genesis, link
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt
-from perdure.store.api import ArtifactRow, Checkpoint, Family, Head, Member, Moved, Store, Stored, Whole
+from perdure.store.api import ArtifactRow, Checkpoint, Family, Head, Member, Moved, ScheduleCopy, Store, Stored, Whole
 from perdure.store.artifacts import stored_chunks
 from perdure.store.places import open_place
 from perdure.store.url import shown_url
@@ -45,6 +45,7 @@ class Copied(Struct, frozen=True):
     blobs: int = 0
     artifacts: int = 0
     tombstones: int = 0
+    schedules: int = 0
     there: int = 0  # runs that were in the target already
     tables: tuple[str, ...] = ()  # other tables in the source, which were not copied
     damaged: tuple[str, ...] = ()  # runs whose hash chain is broken, in the source and in the target alike
@@ -85,6 +86,8 @@ class Copying:
                 unfinished += sum(not member.finished for member in family.members)
                 there += len(family.members) if is_there else 0
             self._progress("comparing", runs, 0)
+        if not only_finished:
+            self._check_schedules()
         return CopySurvey(families, runs, events, unfinished, there, tuple(self._source.other_tables()))
 
     # -- the move -----------------------------------------------------------------------------------------------------
@@ -113,7 +116,24 @@ class Copying:
         tombstones = self._copy_tombstones()
         if not moved.done:
             self._source.finish_move()
-        return structs.replace(copied, tombstones=tombstones, there=survey.there, tables=survey.tables)
+        # Only now: a move that has finished cannot be abandoned, so the ticks of a schedule are never started in both
+        # journals. If this process is killed before this line, no tick is started, and the same command goes on.
+        schedules = self._target.take_in_schedules(
+            [ScheduleCopy(row, self._source.schedule_events(row.schedule_id)) for row in self._source.schedules()]
+        )
+        return structs.replace(copied, tombstones=tombstones, schedules=schedules, there=survey.there, tables=survey.tables)
+
+    def _check_schedules(self) -> None:
+        """Conflict if the target has another schedule under the id of a schedule of the source."""
+        for row in self._source.schedules():
+            there = self._target.schedule(row.schedule_id)
+            if there is None:
+                continue
+            (last,) = self._target.schedule_events(row.schedule_id, row.seq - 1)[:1] or (None,)
+            if last is None or last.hash != row.head:
+                raise Conflict(
+                    f"schedule {row.schedule_id} is also in {self._to_url}, with another journal; nothing was written: copy to another database"
+                )
 
     def history(self) -> Copied:
         """Copy only finished families; the source stays open.

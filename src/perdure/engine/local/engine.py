@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from perdure import shell
 from perdure.agent import Agent
@@ -41,7 +41,21 @@ from perdure.engine.local.worker import Observer, Worker
 from perdure.engine.threads import ReadingThreads
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreUnavailable, UnknownAgent
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewFork, NewRun, Reopen, RunRow, Served, Status, Store, Watched, serves
+from perdure.store.api import (
+    FINISHED,
+    ApprovalRow,
+    JournalStore,
+    NewFork,
+    NewRun,
+    Reopen,
+    RunRow,
+    ScheduleChange,
+    Served,
+    Status,
+    Store,
+    Watched,
+    serves,
+)
 from perdure.store.open import is_postgres, open_store
 from perdure.tool.artifact import ids_in
 
@@ -245,6 +259,9 @@ class LocalEngine:
 
     async def fork(self, new: NewFork) -> None:
         await self._write(lambda: self.store.insert_fork(new))
+
+    async def change_schedule(self, change: ScheduleChange) -> Literal["done", "moved_on", "taken"]:
+        return await self._write(lambda: self.store.change_schedule(change))
 
     def _reached(self, row: RunRow, body: AnyBody) -> Reached:
         """The facts about the run that `is_news` needs.

@@ -43,6 +43,7 @@ from perdure.engine.local.leases import AGAIN_AFTER_S, Renewer, Watchdog, releas
 from perdure.engine.local.limits import Debts, OneAtATime, debts_of, may_owe
 from perdure.engine.local.parked_runs import ParkedRuns
 from perdure.engine.local.progress import ProgressKeeper, has_cut_off
+from perdure.engine.local.schedules import Ticking
 from perdure.engine.local.task_cleanup import end
 from perdure.engine.notify.dispatcher import TOLD, Dispatcher
 from perdure.engine.threads import ReadingThreads, Threads
@@ -199,6 +200,7 @@ class Worker:
         self._wanted = 0  # how many runs the claims under way may return
         self._undriven: set[tuple[str, int]] = set()  # (run, epoch) that were held but not driven at the last look
         self._kin = ChildAgents(store, self.agents, settings.max_steps)
+        self._ticking = Ticking(store, clock, settings)
         self._last_child_agents_s = float("-inf")
 
     async def __aenter__(self) -> Worker:
@@ -346,6 +348,7 @@ class Worker:
                         await self._ask(self._sign_on)
                         self._lost = False
                     seen = self._changes
+                    await self._tick()
                     await self._claim()
                     await self._wait_for_change(stop, seen)
                 except NotFound as lost:
@@ -629,6 +632,13 @@ class Worker:
         """
         return await self._asking.ask(question, unwanted) if self.store.remote else question()
 
+    async def _tick(self) -> None:
+        """Start the runs of schedules that are due. Another worker may do it at the same time: each tick starts one run."""
+        mono_s = self.loop.time()
+        if self._ticking.is_due(mono_s) and not self._draining and not self.transacting:
+            served = list(self.served)
+            await self._ask(lambda: self._ticking.look(self.agents, served, self.queues, mono_s))
+
     async def _claim(self) -> None:
         await self._claim_ready()
         if await self.reap():  # reap after the first claim, because a reap is not urgent
@@ -874,10 +884,11 @@ class Worker:
         served = list(self.served)
         next_ready = None if full else await self._ask(lambda: self.store.next_ready(served, self.queues))
         left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self.clock.now()) / 1e6
+        left_s = min(left_s, self._ticking.left_s())
         if left_s <= 0:
             # There is a ready run that this worker may not claim yet: the run's queue is full, or the run is a suspect
-            # and this worker's group of suspects is full. Without a real wait, this would be a busy loop, and nothing
-            # else would run.
+            # and this worker's group of suspects is full. Or a tick is due while a tool has the write lock. Without a
+            # real wait, this would be a busy loop, and nothing else would run.
             left_s = self.settings.poll_s
         await self._doze(min(left_s, _REAP_EVERY_S), stop, seen)
 

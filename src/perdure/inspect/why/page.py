@@ -15,6 +15,7 @@ from perdure.engine.api import Reading
 from perdure.inspect.branches import Reopening
 from perdure.inspect.cost import BudgetView, Cost, CostAll, budget_view, cost_of, cost_words
 from perdure.inspect.inside import InspectedFrame
+from perdure.inspect.schedules import schedule_line
 from perdure.inspect.text import asked_words, iso, places, seconds, span
 from perdure.inspect.why import advice
 from perdure.inspect.why.advice import AdviceStep
@@ -93,6 +94,7 @@ class Why(Struct, frozen=True):
     done_count: int
     not_done: list[Done]  # calls, approvals and children that failed, were rejected, expired or were cancelled
     not_done_count: int
+    schedule: str | None  # in words: the schedule and the tick that have started the run
     fork: str | None  # in words: of which run this is a fork
     reopened: list[Reopening]  # where people let the run go on from an earlier event
     superseded: list[Done]  # superseded calls that happened or may have happened: their effects stay
@@ -175,6 +177,7 @@ def why(
         done_count=len(done),
         not_done=_ends(not_done),
         not_done_count=len(not_done),
+        schedule=schedule_line(state.created),
         fork=scene.reading.fork,
         reopened=scene.reading.reopened_since,
         superseded=superseded(scene),

@@ -265,7 +265,7 @@ SELECT DISTINCT ON (chain) chain, n, run, seq, head, run_id, link FROM perdure_c
 -- last two columns are the id and the last event of the run's row, if the row exists.
 SELECT c.run, min(c.seq), max(c.seq), max(c.run_id), r.run_id, r.seq
 FROM perdure_chain AS c LEFT JOIN perdure_runs AS r ON r.id = c.run LEFT JOIN perdure_events AS e ON e.run = c.run AND e.seq = c.seq
-WHERE (:run_id::text IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
+WHERE c.run > 0 AND (:run_id::text IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
     ELSE r.seq < c.seq OR CASE WHEN e.run IS NOT NULL THEN substr(e.hash, 1, 16) <> c.head
         ELSE NOT EXISTS (SELECT 1 FROM perdure_checkpoints AS k WHERE k.run = c.run
             AND (c.seq > 1 AND c.seq < k.removed OR c.seq = k.removed AND substr(k.head, 1, 16) = c.head)) END END
@@ -337,10 +337,11 @@ FROM made
 -- the run is not parked, has a row in its inbox, is locked, was changed since this statement began, has had this very
 -- signal, or has ended and its row was edited. Then the common path finds out which of these is true. :once is the key of the signal; if the signal
 -- has no key, it is the key that Mailbox.post stores for a signal whose answer was lost. The hash is computed as in
--- perdure.core.identity.link.
+-- perdure.core.identity.link. `|| ''`: the run must be found by its id. By the index of statuses, each signal would read
+-- all parked runs, if they were parked after the last ANALYZE.
 WITH seen AS MATERIALIZED (
     SELECT r.id, r.seq FROM perdure_runs AS r
-    WHERE r.run_id = :run_id AND r.holder IS NULL AND r.specimen IS NULL AND r.status = ANY (:parked::text[])
+    WHERE r.run_id = :run_id AND r.holder IS NULL AND r.specimen IS NULL AND r.status || '' = ANY (:parked::text[])
         AND NOT EXISTS (SELECT 1 FROM perdure_inbox AS i WHERE i.run = r.id)
         AND (SELECT {ended} FROM perdure_runs WHERE perdure_runs.id = r.id) IS NULL
         AND NOT EXISTS (SELECT 1 FROM perdure_signals AS s WHERE s.run = r.id AND s.topic = :topic::text AND s.key = :once::text)
@@ -477,7 +478,8 @@ ON CONFLICT (run) DO UPDATE SET usd_micros = r.usd_micros + excluded.usd_micros,
     calls = r.calls + excluded.calls, busy_us = r.busy_us + excluded.busy_us
 
 -- name: over_budget
--- The runs under this budget that have stopped because of a budget, each with its last budget_exceeded event.
+-- The runs under this budget that have stopped because of a budget, each with its last budget_exceeded event. `|| ''`: they are found by
+-- their budget, not by the index of statuses.
 WITH RECURSIVE below (run) AS (
     SELECT id FROM perdure_runs WHERE run_id = ?
     UNION
@@ -487,7 +489,7 @@ SELECT r.run_id, (
     SELECT convert_to(e.data, 'UTF8') FROM perdure_events AS e
     WHERE e.run = r.id AND starts_with(e.data, '{"type":"budget_exceeded"') ORDER BY e.seq DESC LIMIT 1)
 FROM below JOIN perdure_runs AS r ON r.ledger = below.run
-WHERE r.status = 'needs_attention' AND r.attention = 'budget'
+WHERE r.status || '' = 'needs_attention' AND r.attention = 'budget'
 ORDER BY r.id
 
 -- name: attempts_told
@@ -689,6 +691,24 @@ FROM jsonb_array_elements(:served::jsonb) AS s (value)
     JOIN perdure_lines AS l ON l.agent = s.value ->> 0 AND l.version = s.value ->> 1
     CROSS JOIN LATERAL (SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at IS NOT NULL ORDER BY ready_at LIMIT 1) AS h
 WHERE :queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb))
+
+-- name: next_schedules
+-- The schedules of served agents, the next due one first. A tick that waits for the end of a run is not due.
+SELECT s.schedule_id, s.agent, s.queue, s.due_at, s.waits_for, convert_to(s.state, 'UTF8'), s.seq, s.head
+FROM perdure_schedules AS s LEFT JOIN perdure_runs AS r ON r.run_id = s.waits_for
+WHERE s.due_at IS NOT NULL AND (r.status IS NULL OR r.status IN ('succeeded', 'failed', 'cancelled'))
+    AND s.agent IN (SELECT v.value ->> 0 FROM jsonb_array_elements(:served::jsonb) AS v (value))
+    AND (:queues::jsonb IS NULL OR s.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb)))
+ORDER BY s.due_at, s.id LIMIT :limit
+
+-- name: all_schedules
+SELECT schedule_id, agent, queue, due_at, waits_for, convert_to(state, 'UTF8'), seq, head FROM perdure_schedules
+WHERE :schedule_id::text IS NULL OR schedule_id = :schedule_id ORDER BY schedule_id COLLATE "C"
+
+-- name: stored_schedule_events
+SELECT e.seq, e.event_id, e.ts, 0, NULL, NULL, convert_to(e.data, 'UTF8'), e.hash
+FROM perdure_schedule_events AS e JOIN perdure_schedules AS s ON s.id = e.schedule
+WHERE s.schedule_id = :schedule_id AND e.seq > :after ORDER BY e.seq LIMIT :limit
 
 -- name: parents_to_replay
 -- Start at ready children in lines that are not served, and go up to the first ancestor whose agent is served. A
@@ -1146,6 +1166,8 @@ FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_mov
         ('worker', 'perdure_progress', 'SELECT, INSERT, UPDATE, DELETE', 'attempt, progress, at'),
         ('worker', 'perdure_checkpoints', 'SELECT, INSERT, UPDATE', 'seq'),
         ('worker', 'perdure_labels', 'SELECT, INSERT, UPDATE, DELETE', 'value'),
+        ('worker', 'perdure_schedules', 'SELECT, INSERT, UPDATE', 'agent, queue, due_at, waits_for, state, seq, head'),
+        ('worker', 'perdure_schedule_events', 'SELECT, INSERT', ''),
         ('decider', 'perdure_events', 'INSERT', ''), ('decider', 'perdure_inbox', 'INSERT, DELETE', ''),
         ('decider', 'perdure_blobs', 'INSERT, UPDATE', 'digest'), ('decider', 'perdure_blob_uses', 'INSERT', ''),
         ('decider', 'perdure_notices', 'INSERT', ''),

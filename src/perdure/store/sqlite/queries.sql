@@ -211,7 +211,7 @@ SELECT 0, n, run, seq, head, run_id, link FROM perdure_chain WHERE link IS NOT N
 -- last two columns are the id and the last event of the run's row, if the row exists.
 SELECT c.run, min(c.seq), max(c.seq), max(c.run_id), r.run_id, r.seq
 FROM perdure_chain AS c LEFT JOIN perdure_runs AS r ON r.id = c.run LEFT JOIN perdure_events AS e ON e.id = (c.run << 32 | c.seq)
-WHERE (:run_id IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
+WHERE c.run > 0 AND (:run_id IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
     ELSE r.seq < c.seq OR CASE WHEN e.id IS NOT NULL THEN substr(e.hash, 1, 16) <> c.head
         ELSE NOT EXISTS (SELECT 1 FROM perdure_checkpoints AS k WHERE k.run = c.run
             AND (c.seq > 1 AND c.seq < k.removed OR c.seq = k.removed AND substr(k.head, 1, 16) = c.head)) END END
@@ -469,6 +469,23 @@ WHERE id = :id
 SELECT min((SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at IS NOT NULL ORDER BY ready_at LIMIT 1))
 FROM json_each(:served) AS s CROSS JOIN perdure_lines AS l ON l.agent = s.value ->> 0 AND l.version = s.value ->> 1
 WHERE :queues IS NULL OR l.queue IN (SELECT value FROM json_each(:queues))
+
+-- name: next_schedules
+-- The schedules of served agents, the next due one first. A tick that waits for the end of a run is not due.
+SELECT s.schedule_id, s.agent, s.queue, s.due_at, s.waits_for, CAST(s.state AS BLOB), s.seq, s.head
+FROM perdure_schedules AS s LEFT JOIN perdure_runs AS r ON r.run_id = s.waits_for
+WHERE s.due_at IS NOT NULL AND (r.status IS NULL OR r.status IN ('succeeded', 'failed', 'cancelled'))
+    AND s.agent IN (SELECT value ->> 0 FROM json_each(:served)) AND (:queues IS NULL OR s.queue IN (SELECT value FROM json_each(:queues)))
+ORDER BY s.due_at, s.id LIMIT :limit
+
+-- name: all_schedules
+SELECT schedule_id, agent, queue, due_at, waits_for, CAST(state AS BLOB), seq, head FROM perdure_schedules
+WHERE :schedule_id IS NULL OR schedule_id = :schedule_id ORDER BY schedule_id
+
+-- name: stored_schedule_events
+SELECT e.seq, e.event_id, e.ts, 0, NULL, NULL, CASE typeof(e.data) WHEN 'text' THEN CAST(e.data AS BLOB) END, e.hash
+FROM perdure_schedule_events AS e JOIN perdure_schedules AS s ON s.id = e.schedule
+WHERE s.schedule_id = :schedule_id AND e.seq > :after ORDER BY e.seq LIMIT :limit
 
 -- name: parents_to_replay
 -- Start at ready children in lines that are not served, and go up to the first ancestor whose agent is served. A

@@ -3,7 +3,7 @@
 
 CREATE TABLE perdure_chain (
     n INTEGER PRIMARY KEY, -- without a gap
-    run INTEGER NOT NULL, -- the number of the run
+    run INTEGER NOT NULL, -- the number of the run; of a schedule: its number with a minus sign
     seq INTEGER NOT NULL, -- the run's last event in this commit …
     head BLOB NOT NULL, -- … and the first 16 bytes of its hash
     run_id TEXT, -- in the first entries of a run, to name it when it is gone
@@ -26,6 +26,17 @@ CREATE TRIGGER perdure_runs_chained AFTER UPDATE OF seq, holder ON perdure_runs
 WHEN NEW.holder IS NULL AND (NEW.seq <> OLD.seq OR OLD.holder IS NOT NULL)
 BEGIN
     INSERT INTO perdure_chain (run, seq, head, run_id) VALUES (NEW.id, NEW.seq, substr(NEW.head, 1, 16), iif(NEW.epoch <= 1, NEW.run_id, NULL));
+END;
+
+-- No worker holds a schedule, so each of its commits gets an entry.
+CREATE TRIGGER perdure_schedules_added_chained AFTER INSERT ON perdure_schedules
+BEGIN
+    INSERT INTO perdure_chain (run, seq, head, run_id) VALUES (-NEW.id, NEW.seq, substr(NEW.head, 1, 16), 'schedule ' || NEW.schedule_id);
+END;
+
+CREATE TRIGGER perdure_schedules_chained AFTER UPDATE OF seq ON perdure_schedules
+BEGIN
+    INSERT INTO perdure_chain (run, seq, head) VALUES (-NEW.id, NEW.seq, substr(NEW.head, 1, 16));
 END;
 
 CREATE TRIGGER perdure_chain_no_update BEFORE UPDATE ON perdure_chain

@@ -7,7 +7,7 @@ LOCK TABLE perdure_runs IN SHARE ROW EXCLUSIVE MODE;
 -- Many transactions commit at the same time, and one chain would make them wait for each other: so there are several.
 CREATE TABLE perdure_chain (
     n BIGINT NOT NULL, -- without a gap in its chain
-    run BIGINT NOT NULL, -- the number of the run
+    run BIGINT NOT NULL, -- the number of the run; of a schedule: its number with a minus sign
     chain INTEGER NOT NULL,
     seq INTEGER NOT NULL, -- the run's last event in this commit …
     head BYTEA NOT NULL, -- … and the first 16 bytes of its hash
@@ -30,6 +30,7 @@ CREATE FUNCTION perdure_add_to_chain() RETURNS trigger LANGUAGE plpgsql SECURITY
 DECLARE
     place INTEGER := -pg_backend_pid(); -- a chain of its own, if no other is free
     last RECORD;
+    number BIGINT := NEW.id;
     name TEXT;
 BEGIN
     -- A snapshot of a stricter isolation level may not have the last entry of a chain that other sessions use as well.
@@ -41,13 +42,18 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    IF TG_OP = 'INSERT' OR NEW.epoch <= 1 THEN
+    IF TG_TABLE_NAME = 'perdure_schedules' THEN
+        number := -NEW.id;
+        IF TG_OP = 'INSERT' THEN
+            name := 'schedule ' || NEW.schedule_id;
+        END IF;
+    ELSIF TG_OP = 'INSERT' OR NEW.epoch <= 1 THEN
         name := NEW.run_id;
     END IF;
     SELECT n, link INTO last FROM perdure_chain WHERE chain = place ORDER BY n DESC LIMIT 1;
     INSERT INTO perdure_chain (chain, n, run, seq, head, run_id, link)
-    VALUES (place, coalesce(last.n, 0) + 1, NEW.id, NEW.seq, substr(NEW.head, 1, 16), name, substr(sha256(coalesce(last.link, ''::bytea)
-        || convert_to(concat(coalesce(last.n, 0) + 1, '|', NEW.id, '|', NEW.seq, '|', encode(substr(NEW.head, 1, 16), 'hex'), '|', name, E'\n'), 'UTF8')), 1, 16));
+    VALUES (place, coalesce(last.n, 0) + 1, number, NEW.seq, substr(NEW.head, 1, 16), name, substr(sha256(coalesce(last.link, ''::bytea)
+        || convert_to(concat(coalesce(last.n, 0) + 1, '|', number, '|', NEW.seq, '|', encode(substr(NEW.head, 1, 16), 'hex'), '|', name, E'\n'), 'UTF8')), 1, 16));
     RETURN NULL;
 END
 $$;
@@ -66,6 +72,13 @@ FOR EACH ROW WHEN (NEW.seq > 1) EXECUTE FUNCTION perdure_add_to_chain();
 CREATE TRIGGER perdure_runs_chained AFTER UPDATE OF seq, holder ON perdure_runs
 FOR EACH ROW WHEN (NEW.holder IS NULL AND (NEW.seq <> OLD.seq OR OLD.holder IS NOT NULL))
 EXECUTE FUNCTION perdure_add_to_chain();
+
+-- No worker holds a schedule, so each of its commits gets an entry.
+CREATE TRIGGER perdure_schedules_added_chained AFTER INSERT ON perdure_schedules
+FOR EACH ROW EXECUTE FUNCTION perdure_add_to_chain();
+
+CREATE TRIGGER perdure_schedules_chained AFTER UPDATE OF seq ON perdure_schedules
+FOR EACH ROW EXECUTE FUNCTION perdure_add_to_chain();
 
 CREATE TRIGGER perdure_chain_no_change BEFORE UPDATE OR DELETE OR TRUNCATE ON perdure_chain
 FOR EACH STATEMENT EXECUTE FUNCTION perdure_refuse('perdure_chain is append-only');
