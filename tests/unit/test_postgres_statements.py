@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from importlib import resources
 from typing import Any
@@ -277,9 +278,13 @@ def _changes_elsewhere(url: str, attempt: int) -> int:
         assert store.append(batch) == [Committed()] * len(batch)
         for place, append in enumerate(batch):
             held[place] = Held(append.lease, held[place].seq + 1, append.events[-1].hash)
-    store.close()  # a connection reports its statistics when it ends
-    changed, in_place = _row_changes(url)
-    assert changed - before >= 120
+    store.close()
+    # A connection reports its statistics when its process on the server ends: that may be after `close`.
+    given_up = time.monotonic() + 60
+    while (counted := _row_changes(url))[0] - before < 120:
+        assert time.monotonic() < given_up, counted
+        time.sleep(0.05)
+    changed, in_place = counted
     return (changed - before) - (in_place - before_in_place)
 
 
