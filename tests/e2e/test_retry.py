@@ -652,3 +652,55 @@ def test_why_of_a_failed_run_offers_the_retry_that_would_work(one: Desk) -> None
     steps = {step["command"]: step["does"] for step in one.lines("why", "f1")[0]["next"]}
     assert steps["perdure retry f1"].startswith("let its child f1/1 go on")
     assert "perdure retry f1" in {step["command"] for step in one.lines("why", "f1/1")[0]["next"]}
+
+
+@pytest.mark.parametrize(
+    ("agent", "why", "preview"),
+    [
+        (
+            "posts",
+            "reopen the run; call 1 (post) may have happened, so the run stops there in doubt until a person says: perdure resolve r CALL",
+            "call 1 post stays in doubt, and a person has to say what became of it",
+        ),
+        ("charges", "send call 1 (charge) again with the same key, if the key is still inside its window", "call 1 charge is made again"),
+        ("asks", "ask the reconcile hook what became of call 1 (asked), and go on", "call 1 asked is asked about: its reconcile hook"),
+    ],
+)
+def test_why_promises_no_attempt_of_a_call_that_may_have_happened(one: Desk, agent: str, why: str, preview: str) -> None:
+    file = one.folder / "shop.py"
+    file.write_text(
+        file.read_text()
+        + """
+@tool(effect="once")
+async def post(to: str) -> str:
+    raise ValueError("bad template")
+
+@tool(effect="keyed")
+async def charge(to: str, call: Call) -> str:
+    raise ValueError("bad template")
+
+@tool(effect="once")
+async def asked(to: str) -> str:
+    raise ValueError("bad template")
+
+@asked.reconcile
+async def _(to: str, call: Call) -> Outcome:
+    return Outcome.unknown("no record")
+
+@agent(version="1")
+async def posts(run: Run) -> str:
+    return await post("rome")
+
+@agent(version="1")
+async def charges(run: Run) -> str:
+    return await charge("rome")
+
+@agent(version="1")
+async def asks(run: Run) -> str:
+    return await asked("rome")
+"""
+    )
+    one.failed(agent, "r")
+    steps = {step["command"]: step["does"] for step in one.lines("why", "r")[0]["next"]}
+    assert steps["perdure retry r"].startswith(why)
+    assert preview in one("retry", "r", "--dry-run")

@@ -114,7 +114,8 @@ class RunRow(Struct, frozen=True, gc=False):
         if imported is not None and imported.fork_of is not None:
             raise Conflict(
                 f"run {self.run_id} is a rehearsal, a fork of run {imported.fork_of}: no worker drives it, and it takes nothing",
-                hint=f"for a fork with effects: {shell.command('fork', imported.fork_of)} --at {imported.at} --live",
+                hint=f"for a fork with effects: {shell.command('fork', imported.fork_of)} --at {imported.at} --live, with the same --edit and "
+                f"--input as the rehearsal ({shell.command('why', self.run_id)} names them)",
             )
         if self.specimen is not None:
             raise Conflict(

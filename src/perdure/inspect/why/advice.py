@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from perdure import shell
+from perdure.core.codec import Payload
+from perdure.core.events import CallAnswered
 from perdure.core.identity import undone_by
 from perdure.core.prompt_deltas import is_request
 from perdure.core.reopen import reopening, retry_point
-from perdure.core.state import RunState
+from perdure.core.state import CallState, RunState, is_repeatable
 from perdure.core.taken_back import taken_back
 from perdure.errors import PerdureError
 from perdure.inspect.text import amount, clip, people, plural
@@ -22,6 +24,7 @@ from perdure.inspect.why.waiting import Asked, Child, child_in_short
 from perdure.store.api import FINISHED, RunRow, Specimen
 
 EDIT_CHARS = 100
+SHOWN_EACH = 3  # at most this many calls are named, and approvals, children and topics get separate commands
 
 
 class AdviceStep(Struct, frozen=True):
@@ -238,7 +241,7 @@ class Orders:
         if state.status == "cancelled":
             does = f"let it go on after all, as if its cancel had not been asked for; {kept}"
         elif found.again:
-            does = f"attempt call {', '.join(f'{call.number} ({call.tool})' for call in found.again[:3])} again, and go on; {kept}"
+            does = f"{_tried_again(found.again, self.row.run_id)}; {kept}"
         elif found.children:
             does = f"let its child {found.children[0]} go on, and then the run; {kept}"
         else:
@@ -248,6 +251,31 @@ class Orders:
             add = f"add N to the budget of run {short.budget_of} (it needs at least {amount(short.limit.what, short.least)}), and let the run go on"
             return [AdviceStep(self._perdure("retry", self.run, more=f"{self.code}{_add_n(short)}"), f"{add}; {kept}; {dry}")]
         return [AdviceStep(self._perdure("retry", self.run, more=self.code), f"{does}; {dry}")]
+
+
+def _tried_again(calls: Sequence[CallState], run_id: str) -> str:
+    """What a retry does with these failed calls. As in core/decide.py: a call that may have happened is in doubt."""
+    safe = [call for call in calls if is_repeatable(call)]
+    doubtful = [call for call in calls if not is_repeatable(call)]
+    asked = [call for call in doubtful if call.has_reconcile]
+    sent = [call for call in doubtful if not call.has_reconcile and call.effect == "keyed"]
+    parked = [call for call in doubtful if not call.has_reconcile and call.effect != "keyed"]
+    told = []
+    if safe:
+        told.append(f"attempt {_named(safe)} again")
+    if sent:
+        told.append(f"send {_named(sent)} again with the same key, if the key is still inside its window (else a person has to say)")
+    if asked:
+        told.append(f"ask the reconcile hook what became of {_named(asked)}")
+    if not parked:
+        return f"{', '.join(told)}, and go on"
+    then = f"{_named(parked)} may have happened, so the run stops there in doubt until a person says: {shell.command('resolve', run_id)} CALL"
+    return "; ".join([*([", ".join(told)] if told else ["reopen the run"]), then])
+
+
+def _named(calls: Sequence[CallState]) -> str:
+    more = f" and {len(calls) - SHOWN_EACH:,} more" if len(calls) > SHOWN_EACH else ""
+    return f"call {', '.join(f'{call.number} ({call.tool})' for call in calls[:SHOWN_EACH])}{more}"
 
 
 def _add_n(short: Shortage) -> str:
@@ -273,9 +301,6 @@ def _as_it_is(one: Asked) -> str:
 # -- Which commands make sense for the run
 
 
-SHOWN_EACH = 3  # at most this many approvals, children and topics get separate commands
-
-
 class OpenAdvice(Struct, frozen=True):
     """What is open in a run and needs commands: calls in doubt, approvals, children and budgets."""
 
@@ -295,7 +320,7 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     row, state = scene.reading.row, scene.reading.state
     imported = row.imported
     if imported is not None and imported.fork_of is not None:
-        return _look_at_fork(row.run_id, imported, options)
+        return _look_at_fork(scene, imported, options)
     if imported is not None:
         return _look_at_specimen(row.run_id, options)
     orders = Orders(row, options, code, cancelled=state.cancel is not None)
@@ -338,16 +363,49 @@ def _look_at_specimen(run_id: str, options: str) -> list[AdviceStep]:
     ]
 
 
-def _look_at_fork(run_id: str, made: Specimen, options: str) -> list[AdviceStep]:
+def _look_at_fork(scene: Scene, made: Specimen, options: str) -> list[AdviceStep]:
     assert made.fork_of is not None
-    live = f"{shell.command('fork', made.fork_of)} --at {made.at} --live{options}"
+    run_id = scene.reading.row.run_id
+    changes, missing = _changes_of_fork(scene)
+    live = f"{shell.command('fork', made.fork_of)} --at {made.at}{changes} --live{options}"
     return [
         AdviceStep(
             f"{shell.command('diff', made.fork_of)} {shell.quote(run_id)}{options}", "where it differs from the run that was forked"
         ),
-        AdviceStep(live, "the same with effects: it shows first what may happen twice"),
+        AdviceStep(live, f"the same with effects{missing}: it shows first what may happen twice"),
         AdviceStep(f"perdure prune --specimen {shell.quote(run_id)}{options}", "delete this rehearsal, when you have seen enough"),
     ]
+
+
+def _changes_of_fork(scene: Scene) -> tuple[str, str]:
+    """(the options that change the same as this rehearsal did, what the person has to put in for JSON)."""
+    state = scene.reading.state
+    assert state.forked is not None and state.created is not None
+    forked, to_fill_in = state.forked, []
+    words = "".join(f" --edit {number}=JSON" for number in forked.edits)
+    own = [event.body for event in scene.reading.events if event.seq > state.inherited]
+    edited = [body for body in own if isinstance(body, CallAnswered) and body.source == "edited"]
+    # The rehearsal may number a call differently than the run that was forked. So only a single edit is certain.
+    value = _short_json(edited[0].result, scene) if len(forked.edits) == len(edited) == 1 else None
+    if value is not None:
+        words = f" --edit {shell.quote(f'{forked.edits[0]}={value}')}"
+    elif forked.edits:
+        to_fill_in.append(f"the edited result of call {', '.join(map(str, forked.edits))}")
+    if forked.input:
+        value = _short_json(state.created.input, scene)
+        words += f" --input {'JSON' if value is None else shell.quote(value)}"
+        if value is None:
+            to_fill_in.append("its input")
+    missing = f" (put in {' and '.join(to_fill_in)} again)" if to_fill_in else ""
+    if forked.model is not None:
+        missing += f", if you name code as TARGET in which the model is {forked.model}"
+    return words, missing
+
+
+def _short_json(payload: Payload | None, scene: Scene) -> str | None:
+    """The value as JSON for a command line; None if it is not known, or too long for that."""
+    text = None if payload is None else scene.load(payload).decode()
+    return None if text is None or len(text) > EDIT_CHARS else text
 
 
 def _stop(scene: Scene, orders: Orders) -> list[AdviceStep]:
