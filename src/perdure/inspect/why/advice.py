@@ -109,17 +109,25 @@ class Orders:
         ]
 
     # -- driving the run on -------------------------------------------------------------------------------------------
-    def go_on(self, *, served: bool, then: bool = False, settling: bool = False, silent: bool = False) -> list[AdviceStep]:
+    def go_on(
+        self, *, served: bool, version_served: bool, then: bool = False, settling: bool = False, silent: bool = False
+    ) -> list[AdviceStep]:
         first, last = "then " if then else "", "; that may settle what is in doubt by itself" if settling else ""
         takes = "wait here until the silent worker's lease has run out, take the run over, and " if silent else ""
-        resume = AdviceStep(self._resume(), f"{first}{takes}drive the run here until it rests{last}")
+        # This page does not load the code. If no worker serves the version, the file may have another version by now.
+        needs = "" if version_served or self.undone is not None or not self.row.version else self._needs()
+        resume = AdviceStep(self._resume(), f"{first}{takes}drive the run here until it rests{last}{needs}")
         worker = AdviceStep(self._perdure("worker", self.target), f"{first}serve every run of {self.agent}, this one too")
         return [resume] if served or self.undone is not None else [resume, worker]
+
+    def _needs(self) -> str:
+        adopt = self._perdure("adopt", self.run, more=self.code)
+        return f"; that takes the code of version {self.row.version}: other code goes on with the run only after {adopt}"
 
     def another_version(self, version: str) -> list[AdviceStep]:
         """The commands for a run whose version no live worker serves."""
         if self.undone is not None:
-            return self.go_on(served=False)
+            return self.go_on(served=False, version_served=False)
         is_file = self.row.target is not None and " --tools " in self.row.target
         new = f" {shell.quote(f'NEW_FILE.py:{self.agent}')}" if not is_file else " PLAN.toml --tools NEW_FILE.py"
         adopt = "let the code in that file go on with it, which is recorded; replay it first"
@@ -214,6 +222,7 @@ class Orders:
         if effects or state.children:
             what = plural(effects, "call") + (", and what its children did" if state.children else "")
             does = f"take back what it has changed ({what}), where its tools say how; with --dry-run only see what that would be"
+            does += f"; that takes code that still does what the journal has, as version {state.version} did: use it before you fix the code"
             steps.append(AdviceStep(self._perdure("undo", self.run, more=self.code), does))
         return steps
 
@@ -322,7 +331,7 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     if imported is not None and imported.fork_of is not None:
         return _look_at_fork(scene, imported, options)
     if imported is not None:
-        return _look_at_specimen(row.run_id, options)
+        return _look_at_specimen(row, options)
     orders = Orders(row, options, code, cancelled=state.cancel is not None)
     if scene.reading.row_was_edited:
         return [orders.repair()]
@@ -341,7 +350,7 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
         if settling and all(settling):
             return [*go_on, *settle, *people, *stop]
         if settle:
-            return [*settle, *orders.go_on(served=scene.served, then=True), *people, *stop]
+            return [*settle, *orders.go_on(served=scene.served, version_served=scene.version_served, then=True), *people, *stop]
         return [*_attend(scene, orders), *people, *stop]
     if row.status == "paused":
         return [orders.unpause("let it go on where it stands"), *people, *stop]
@@ -355,9 +364,13 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     return [*go_on, *people, *settle, *stop]
 
 
-def _look_at_specimen(run_id: str, options: str) -> list[AdviceStep]:
+def _look_at_specimen(row: RunRow, options: str) -> list[AdviceStep]:
+    run_id = row.run_id
+    inspect = f"{shell.command('inspect', run_id, f'FILE.py:{row.agent}')} --at SEQ{options}"
+    looks = [] if undone_by(run_id) is not None else [AdviceStep(inspect, "the lines and variables of its agent at an event, with your copy of its code")]
     return [
         AdviceStep(f"{shell.command('events', run_id)}{options}", "its journal; act on the run in the journal that it came from"),
+        *looks,
         AdviceStep(f"{shell.command('verify', run_id)}{options}", "was the copy changed since it was written?"),
         AdviceStep(f"perdure prune --specimen {shell.quote(run_id)}{options}", "delete this copy, when you have seen enough"),
     ]
@@ -418,7 +431,9 @@ def _stop(scene: Scene, orders: Orders) -> list[AdviceStep]:
 def _go_on(scene: Scene, orders: Orders, *, then: bool, settling: bool) -> list[AdviceStep]:
     if scene.missing is not None and not scene.version_served:
         return orders.another_version(scene.reading.row.version)
-    return orders.go_on(served=scene.served, then=then, settling=settling, silent=scene.silent)
+    return orders.go_on(
+        served=scene.served, version_served=scene.version_served, then=then, settling=settling, silent=scene.silent
+    )
 
 
 def _attend(scene: Scene, orders: Orders) -> list[AdviceStep]:
