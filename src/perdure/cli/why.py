@@ -87,6 +87,8 @@ def _print(page: Why, now: int, options: str) -> None:
         common.out(common.clean(page.fork))
     if page.said:
         common.out(common.clean(f'the agent last reported: "{page.said}"'))
+    if page.checkpoints is not None:
+        common.out(page.checkpoints)
     for one in page.reopened[-REOPENED_SHOWN:]:
         reason = f": {clip(one.reason, 200)}" if one.reason else ""
         common.out(common.clean(f"reopened by {one.by} at {moment(one.at, now)} (event {one.seq}), from event {one.back_to}{reason}"))

@@ -70,7 +70,7 @@ from perdure.core.events import (
     Usage,
 )
 from perdure.core.prompt_deltas import is_request, told
-from perdure.core.state import LOST, CallState
+from perdure.core.state import LOST, CallState, RunState
 from perdure.core.times import iso as iso
 from perdure.core.times import micros_of, utc
 from perdure.errors import StoreCorrupt
@@ -700,3 +700,10 @@ def limits_words(limits: Limits) -> str:
         None if limits.busy_us is None else amount("seconds", limits.busy_us),
     ]
     return ", ".join(part for part in parts if part is not None) or "nothing"
+
+
+def checkpoint_words(state: RunState) -> str | None:
+    """How many checkpoints the run has taken; None if it has taken none."""
+    if not state.checkpoints:
+        return None
+    return f"{plural(state.checkpoints, 'checkpoint')}, the last at event {state.checkpoint}"

@@ -15,7 +15,7 @@ from perdure.engine.api import Reading
 from perdure.inspect.branches import Reopening
 from perdure.inspect.cost import BudgetView, Cost, CostAll, budget_view, cost_of, cost_words
 from perdure.inspect.inside import InspectedFrame
-from perdure.inspect.text import asked_words, iso, places, seconds, span
+from perdure.inspect.text import asked_words, checkpoint_words, iso, places, seconds, span
 from perdure.inspect.why import advice
 from perdure.inspect.why.advice import AdviceStep
 from perdure.inspect.why.calls import (
@@ -93,6 +93,7 @@ class Why(Struct, frozen=True):
     not_done: list[Done]  # calls, approvals and children that failed, were rejected, expired or were cancelled
     not_done_count: int
     fork: str | None  # in words: of which run this is a fork
+    checkpoints: str | None  # in words: how many checkpoints the run has taken, and where the last one is
     reopened: list[Reopening]  # where people let the run go on from an earlier event
     superseded: list[Done]  # superseded calls that happened or may have happened: their effects stay
     undoing: Undoing | None  # the run that undoes this run
@@ -174,6 +175,7 @@ def why(
         not_done=_ends(not_done),
         not_done_count=len(not_done),
         fork=scene.reading.fork,
+        checkpoints=checkpoint_words(state),
         reopened=scene.reading.reopened_since,
         superseded=superseded(scene),
         undoing=scene.undoing,
