@@ -586,6 +586,7 @@ class Checkpointed(Struct, frozen=True, gc=False):
     status: Status
     updated_at: int
     events: int  # how many
+    needed: str | None = None  # why they must stay for now, in words; None: they can be removed
 
 
 class Tombstone(Struct, frozen=True, gc=False):
@@ -1217,7 +1218,10 @@ class ArchiveStore(Protocol):
         """The runs without a holder that have events before their last checkpoint, in order, after the place `after`."""
 
     def remove_before_checkpoint(self, run_id: str, *, by: str, now: int) -> Pruned:
-        """Remove the events between the run's first event and its last checkpoint."""
+        """Remove the events between the run's first event and its last checkpoint.
+
+        Conflict if something still needs these events: a notice that was not sent, or an undo that has not ended.
+        """
 
     def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:
         """Delete these families in one transaction, with the blobs that no other run uses. Each run gets a tombstone.

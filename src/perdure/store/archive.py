@@ -135,13 +135,15 @@ class Wholes(Part):
             keys = [cursor.one("run_to_keep", (name,)) for name in dict.fromkeys((root, new.parent))]
             if None in keys:
                 raise NotFound(f"run {new.parent} was pruned meanwhile; nothing was written")
-            if new.is_live:
-                cursor.one("run_to_change", (new.parent,))  # an undo that is created now waits, or is found here
+            cursor.one("run_to_change", (new.parent,))  # an undo or a prune --before-checkpoint waits, or is found here
             if new.is_live and cursor.one("run_key", (undo_id(new.parent),)) is not None:
                 raise undone(new.parent, "no live fork can be made of it")
             shared = {"runs": as_json([key[0] for key in keys if key is not None])}
             artifacts = {str(artifact) for _, artifact in cursor.all("whole_artifact_uses", shared)}
             put_unused(cursor, new.blobs)
+            digests = {"digests": as_json(new.whole.blobs)}
+            if len(cursor.all("known_blobs", digests)) < len(set(new.whole.blobs)):
+                raise NotFound(f"events of run {new.parent} were removed meanwhile by prune --before-checkpoint; nothing was written")
             self._take_in_events(cursor, _insert(cursor, structs.replace(new.whole, artifacts=sorted(artifacts)), {}, taken))
 
         # No other run has the fork's last event: it is not a copy.

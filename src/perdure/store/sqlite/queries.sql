@@ -321,9 +321,12 @@ INSERT OR IGNORE INTO perdure_approvals (approval, run, seq, call, action, asked
 VALUES (:approval, :run, :seq, :call, :action, :asked_at, :deciders, :expires_at)
 
 -- name: approval_by_id
+-- The last column is the event that requested it. If that was removed, it is the checkpoint: its image holds the request.
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, CAST(e.data AS BLOB)
-FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
+    LEFT JOIN perdure_checkpoints AS c ON c.run = a.run AND c.removed >= a.seq
+    JOIN perdure_events AS e ON e.id = (a.run << 32 | ifnull(c.removed + 1, a.seq))
 WHERE a.approval = ?
 
 -- name: approval_to_change
@@ -331,13 +334,17 @@ WHERE a.approval = ?
 -- with run_to_change: all code locks in that order.
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, CAST(e.data AS BLOB)
-FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
+    LEFT JOIN perdure_checkpoints AS c ON c.run = a.run AND c.removed >= a.seq
+    JOIN perdure_events AS e ON e.id = (a.run << 32 | ifnull(c.removed + 1, a.seq))
 WHERE a.approval = ?
 
 -- name: list_approvals
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, CAST(e.data AS BLOB)
-FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
+    LEFT JOIN perdure_checkpoints AS c ON c.run = a.run AND c.removed >= a.seq
+    JOIN perdure_events AS e ON e.id = (a.run << 32 | ifnull(c.removed + 1, a.seq))
 WHERE a.status IN (SELECT value FROM json_each(:statuses))
     AND (:tenant IS NULL OR r.tenant = :tenant)
     AND CASE WHEN :run_id IS NULL THEN r.specimen IS NULL ELSE r.run_id = :run_id END
