@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.unit.test_checkpoints import DONE, check, go, prune, rests, turns, work
 
 from perdure import Perdure, Run, agent, tool
 from perdure.cli import cli
@@ -21,7 +22,6 @@ from perdure.store.api import ApprovalFilter, NewFork, NewRun, Reopen, Store
 from perdure.store.archive import Wholes
 from perdure.store.mailbox import Mailbox
 from perdure.store.open import open_store
-from tests.unit.test_checkpoints import DONE, check, go, prune, rests, turns, work
 
 BROKEN: list[str] = []
 

@@ -690,6 +690,9 @@ class Reading(Protocol):
     def checkpoint(self, run_id: str) -> Checkpoint | None:
         """Where the run begins, if its agent has taken a checkpoint."""
 
+    def removed(self) -> dict[str, tuple[int, bytes]]:
+        """The runs whose events from 2 on were removed before a checkpoint: the last of these events, and its hash."""
+
     def read_many(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
         """Like `read`, for several runs in one statement. `after`: run id → the seq of its last known event."""
 

@@ -368,6 +368,10 @@ SELECT CASE
     WHEN EXISTS (SELECT 1 FROM perdure_runs AS u WHERE u.run_id = :undo AND u.status NOT IN ('succeeded', 'failed', 'cancelled')) THEN 'undo'
 END FROM perdure_checkpoints AS c WHERE c.run = :run
 
+-- name: removed_events
+-- The runs whose events before a checkpoint were removed, with the last of these events and its hash.
+SELECT r.run_id, c.removed, c.head FROM perdure_checkpoints AS c JOIN perdure_runs AS r ON r.id = c.run WHERE c.removed > 0
+
 -- name: removed_in_family
 -- The runs of this family whose events before a checkpoint were removed.
 SELECT r.run_id, c.removed FROM perdure_checkpoints AS c JOIN perdure_runs AS r ON r.id = c.run
