@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.unit.test_checkpoints import DONE, check, go, prune, rests, turns, work
 
-from perdure import Perdure, Run, agent, tool
+from perdure import Budget, Perdure, Run, agent, tool
 from perdure.cli import cli
 from perdure.core.events import ApprovalRequested, CheckpointTaken, OutcomeReused, RunReopened
+from perdure.core.state import payloads
 from perdure.errors import Conflict, NotFound, ToolFailed
 from perdure.inspect.verify import verify_run
 from perdure.store.api import ApprovalFilter, NewFork, NewRun, Reopen, Store
@@ -314,3 +315,81 @@ def test_a_fork_that_was_planned_before_the_prune_is_not_stored(url: str, store:
     with pytest.raises(NotFound, match="events of run r were removed meanwhile"):
         fork_of_large(url)
     assert store.get("f") is None
+
+
+# -- what users have in payloads ----------------------------------------------------------------------------------------
+@tool(effect="once")
+async def upload(file: dict[str, Any]) -> str:
+    await asyncio.sleep(0.3)
+    return "up"
+
+
+@agent(version="1")
+async def uploads(run: Run) -> str:
+    up = asyncio.create_task(upload({"blob": "report.pdf", "size": 12}))
+    large = asyncio.create_task(upload({"text": "x" * 100_000}))
+    if run.restored is None:
+        await work(1)
+        await run.checkpoint(1)
+    await run.receive("go")
+    return await up + await large
+
+
+def test_data_of_users_in_a_checkpoint_is_not_taken_for_a_blob(url: str, store: Store, tmp_path: Path) -> None:
+    asyncio.run(rests(url, uploads, then=lambda app: app.start(uploads, id="r")))
+    (taken,) = [event.body for event in store.read("r") if isinstance(event.body, CheckpointTaken)]
+    assert len({payload.blob for payload in payloads(taken) if isinstance(payload.blob, str)}) == 1
+    check(store)
+    told = perdure(url, "export", "r", "-o", str(tmp_path / "r.jsonl"))
+    assert told.exit_code == 0, told.output
+    there = perdure(f"sqlite:///{tmp_path}/there.db", "import", str(tmp_path / "r.jsonl"))
+    assert there.exit_code == 0, there.output
+    assert prune(url, "r", "--yes").exit_code == 0
+    check(store)
+    asyncio.run(rests(url, uploads, then=lambda app: app.signal("r", "go", 1)))
+    row = store.get("r")
+    assert row is not None
+    assert row.status == "succeeded", row
+    check(store)
+
+
+# -- costs --------------------------------------------------------------------------------------------------------------
+@tool(effect="once", cost=0.10)
+async def paid(n: int) -> int:
+    await asyncio.sleep(0.05 * n)
+    return n
+
+
+@agent(version="1", budget=Budget(usd=1.0))
+async def spends(run: Run) -> str:
+    slow = asyncio.create_task(paid(4))
+    if run.restored is None:
+        await paid(1)
+        await paid(2)
+        await run.checkpoint(1)
+    await slow
+    await paid(0)
+    await run.receive("go")
+    return "done"
+
+
+def test_costs_count_what_was_used_before_a_checkpoint(url: str, store: Store) -> None:
+    asyncio.run(rests(url, spends, then=lambda app: app.start(spends, id="r")))
+    by: tuple[Any, ...] = ("agent", "tenant", "run", "root", "day")
+    before = {one: store.costs(one) for one in by}
+    assert [(row.calls, row.usd_micros) for row in before["run"]] == [(4, 400_000)]
+    events = len(store.read("r"))
+    assert prune(url, "r", "--yes").exit_code == 0
+    assert len(store.read("r")) < events
+    for one in by:
+        (was,), (is_now,) = before[one], store.costs(one)
+        assert (is_now.group, is_now.runs, is_now.calls, is_now.usd_micros) == (was.group, 1, 4, 400_000)
+        assert abs(is_now.busy_us - was.busy_us) < 20_000
+        assert is_now.wall_us == was.wall_us
+        assert is_now.waiting_us <= was.waiting_us
+    # The call that was open at the checkpoint is known, and the two before it are not.
+    assert [(row.group, row.calls, row.usd_micros) for row in store.costs("tool")] == [
+        ("paid", 2, 200_000),
+        ("removed before a checkpoint", 2, 200_000),
+    ]
+    assert "$0.40" in perdure(url, "costs").output

@@ -18,8 +18,8 @@ from msgspec import Struct, structs
 from perdure import shell
 from perdure.core import codec, identity
 from perdure.core.budget import NOTHING, Amounts
-from perdure.core.events import ChildStarted, Event, Limits, payloads
-from perdure.core.state import RunState
+from perdure.core.events import ChildStarted, Event, Limits
+from perdure.core.state import RunState, payloads
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreCorrupt
 from perdure.inspect.export import Export, ExportedArtifact, ExportedJournal, artifact_chunks, load
 from perdure.inspect.projection import row_of, specimen_row

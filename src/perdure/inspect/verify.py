@@ -27,9 +27,8 @@ from perdure.core.events import (
     RunReopened,
     decode_body,
     event_at,
-    payloads,
 )
-from perdure.core.state import RunState, image_in, image_problem
+from perdure.core.state import RunState, image_in, image_problem, payloads
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.artifacts import artifact_problem

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import structs
 
-from perdure.core.events import payloads
 from perdure.core.identity import undo_id
+from perdure.core.state import payloads
 from perdure.errors import Conflict, NotFound
 from perdure.store.api import FINISHED, ArchiveStore, Checkpointed, Prunable, Pruned, Tombstone
 from perdure.store.archive import as_json

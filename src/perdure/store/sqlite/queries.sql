@@ -393,9 +393,11 @@ ORDER BY r.id
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, CAST(e.data AS BLOB)
 FROM perdure_runs AS r CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | iif(r.id = :run, :seq, 0)) AND e.id <= (r.id << 32 | 4294967295)
 WHERE r.id >= :run AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenant IS NULL OR r.tenant = :tenant)
-    AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
+    AND (e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
         'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_forked', 'run_succeeded', 'run_failed')
+    -- The checkpoint holds what the attempts before it have used, if their events were removed.
+    OR e.type = 'checkpoint_taken' AND e.seq = (SELECT c.removed + 1 FROM perdure_checkpoints AS c WHERE c.run = r.id AND c.removed > 0))
 ORDER BY r.id, e.id LIMIT :limit
 
 -- == Notices =========================================================================================================
