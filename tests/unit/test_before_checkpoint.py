@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -393,3 +394,39 @@ def test_costs_count_what_was_used_before_a_checkpoint(url: str, store: Store) -
         ("removed before a checkpoint", 2, 200_000),
     ]
     assert "$0.40" in perdure(url, "costs").output
+
+
+# -- what people see ----------------------------------------------------------------------------------------------------
+def test_verbs_show_a_run_whose_events_were_removed(url: str, store: Store) -> None:
+    go(url, 8, 4)
+    whole = [json.loads(line) for line in perdure(url, "events", "r", "--json").output.splitlines()]
+    audited = [json.loads(line) for line in perdure(url, "audit", "r").output.splitlines()]
+    traced = perdure(url, "trace", "r").output
+    assert prune(url, "r", "--yes").exit_code == 0
+    left = [event.seq for event in store.read("r")]
+    told = perdure(url, "events", "r", "--json")
+    assert told.exit_code == 0, told.output
+    assert [json.loads(line) for line in told.output.splitlines()] == [line for line in whole if line["seq"] in left]
+    told = perdure(url, "trace", "r")
+    assert told.exit_code == 0, told.output
+    assert f"event {left[-1]}," in told.output
+    assert told.output.splitlines()[-1].partition("event")[2] == traced.splitlines()[-1].partition("event")[2]
+    told = perdure(url, "trace", "r", "5")
+    assert told.exit_code == 6
+    assert f"event 5 was removed; the first event after its first one is its checkpoint, event {left[1]}" in told.output
+    told = perdure(url, "trace", "r", str(left[-1] + 1))
+    assert f"has the events 1 to {left[-1]}" in told.output
+    now = [json.loads(line) for line in perdure(url, "audit", "r").output.splitlines()]
+    was = {line["seq"]: line["context"] for line in audited}
+    assert [line["seq"] for line in now] == left
+    assert [line["context"]["version"] for line in now] == [was[seq]["version"] for seq in left]
+
+
+def test_calls_that_are_open_at_the_checkpoint_keep_their_names(url: str, store: Store) -> None:
+    asyncio.run(rests(url, uploads, then=lambda app: app.start(uploads, id="r")))
+    whole = [json.loads(line) for line in perdure(url, "audit", "r").output.splitlines()]
+    assert prune(url, "r", "--yes").exit_code == 0
+    now = [json.loads(line) for line in perdure(url, "audit", "r").output.splitlines()]
+    was = {line["seq"]: (line["tool"], line["idempotency_key"]) for line in whole}
+    assert any(line["type"] == "tool_call_completed" for line in now)
+    assert {line["seq"]: (line["tool"], line["idempotency_key"]) for line in now} == {line["seq"]: was[line["seq"]] for line in now}
