@@ -1,22 +1,26 @@
-"""How long a fork of a long run takes, beside its resume: `python -m bench.fork [EVENTS] [URL]`.
+"""How long forks and rewinds of a long run take, beside its resume: `python -m bench.fork [EVENTS] [URL]`.
 
-A run with so many events waits for a signal. Its resume reads and replays the journal, and ends the run. A fork reads it, replays
-it up to the point, and writes a copy of it in one commit. The best of three is printed, with the ratio to the resume.
+A run with so many events waits for a signal. Its resume reads and replays the journal, until the agent waits again. A fork
+reads it, replays it up to the point, and writes a copy of it in one commit. A rewind reads and replays it, and writes a few
+events. The measurements alternate, and each begins with an app that has not seen the run. The medians are printed, as CPU
+time of this process and as time on the clock, with their ratios to the resume.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from statistics import median
 from typing import Any
 
 from perdure import Perdure, Run, Settings, agent, tool
 
 SETTINGS = Settings(cache_runs=0, park_after_s=0)
-TIMES = 3
+ROUNDS = 5
 
 
 @tool(effect="idempotent")
@@ -28,41 +32,53 @@ async def put(number: int) -> str:
 async def long(run: Run, calls: int) -> str:
     for number in range(calls):
         await put(number)
-    return str(await run.receive("go"))
+    while (word := str(await run.receive("go"))) == "on":
+        pass
+    return word
 
 
-async def measured(url: str, act: Callable[[Perdure], Awaitable[Any]]) -> float:
-    """Seconds that this takes in an app that has not seen the run before."""
+async def measured(url: str, act: Callable[[Perdure], Awaitable[Any]]) -> tuple[float, float]:
+    """Seconds of CPU and on the clock that this takes, in an app that has not seen the run before."""
     async with Perdure(url, [long], settings=SETTINGS) as app:
-        begun = time.perf_counter()
+        gc.collect()
+        cpu, clock = time.process_time(), time.perf_counter()
         await act(app)
-        return time.perf_counter() - begun
+        return time.process_time() - cpu, time.perf_counter() - clock
 
 
 async def main(events: int, url: str) -> None:
+    last = 0
     async with Perdure(url, [long], settings=SETTINGS) as app:
-        for number in range(TIMES):
+        for number in range(ROUNDS):
             await app.start(long, events // 2 - 1, id=f"run-{number}")
             await app.drive(f"run-{number}")
         last = (await app.handle("run-0").row()).seq
-        point = last - 1
-    forks: dict[str, list[float]] = {}
-    for number in range(TIMES):
+    end, middle = last - 1, last // 4 * 2 + 1
+    found: dict[str, list[tuple[float, float]]] = {}
+    for number in range(ROUNDS):
         run_id = f"run-{number}"
-        for name, at in (("at the end", point), ("in the middle", last // 4 * 2 + 1)):
-            found = await measured(url, lambda app, at=at, run_id=run_id: app.live_fork(run_id, id=f"live-{at}-{run_id}", at=at))  # type: ignore[misc]
-            forks.setdefault(f"a live fork {name}", []).append(found)
-            found = await measured(url, lambda app, at=at, run_id=run_id: app.fork(run_id, id=f"stored-{at}-{run_id}", at=at))  # type: ignore[misc]
-            forks.setdefault(f"a stored rehearsal {name}", []).append(found)
-    resumes = []
-    for number in range(TIMES):
-        async with Perdure(url, [long], settings=SETTINGS) as app:
-            await app.signal(f"run-{number}", "go", "on")
-        resumes.append(await measured(url, lambda app, number=number: app.drive(f"run-{number}")))  # type: ignore[misc]
-    resume = min(resumes)
-    print(f"a run with {last:,} events: its resume takes {resume * 1000:.0f} ms")
-    for name, times in forks.items():
-        print(f"{name}: {min(times) * 1000:.0f} ms, {min(times) / resume:.2f} × the resume")
+        acts: dict[str, Callable[[Perdure], Awaitable[Any]]] = {
+            "a live fork at the end": lambda app, run_id=run_id: app.live_fork(run_id, id=f"live-end-{run_id}", at=end),  # type: ignore[misc]
+            "a live fork in the middle": lambda app, run_id=run_id: app.live_fork(run_id, id=f"live-{run_id}", at=middle),  # type: ignore[misc]
+            "a rehearsal at the end": lambda app, run_id=run_id: app.fork(run_id, at=end),  # type: ignore[misc]
+            "a rehearsal in the middle": lambda app, run_id=run_id: app.fork(run_id, at=middle),  # type: ignore[misc]
+            "a stored rehearsal at the end": lambda app, run_id=run_id: app.fork(run_id, id=f"end-{run_id}", at=end),  # type: ignore[misc]
+            "a stored rehearsal in the middle": lambda app, run_id=run_id: app.fork(run_id, id=f"mid-{run_id}", at=middle),  # type: ignore[misc]
+            "a rewind to the end": lambda app, run_id=run_id: app.rewind(run_id, to=end, dry_run=True),  # type: ignore[misc]
+            "a rewind to the middle": lambda app, run_id=run_id: app.rewind(run_id, to=middle),  # type: ignore[misc]
+        }
+        for name, act in acts.items():
+            async with Perdure(url, [long], settings=SETTINGS) as app:
+                await app.signal(run_id, "go", "on")
+            found.setdefault("the resume", []).append(await measured(url, lambda app, run_id=run_id: app.drive(run_id)))  # type: ignore[misc]
+            found.setdefault(name, []).append(await measured(url, act))
+    resume = [median(some) for some in zip(*found["the resume"], strict=True)]
+    print(f"a run with {last:,} events, medians of {ROUNDS} rounds")
+    for name, times in found.items():
+        cpu, clock = (median(some) for some in zip(*times, strict=True))
+        print(
+            f"{name}: {cpu * 1000:.0f} ms of CPU, {cpu / resume[0]:.2f} × the resume; {clock * 1000:.0f} ms on the clock, {clock / resume[1]:.2f} ×"
+        )
 
 
 if __name__ == "__main__":

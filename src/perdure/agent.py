@@ -11,16 +11,17 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from types import CodeType
 from typing import Any, Concatenate, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast, overload
 
+from perdure import shell
 from perdure.core import codec, identity
 from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload
 from perdure.core.events import Event, FrameChanged, RunAdopted, RunCreated
 from perdure.core.history import History
 from perdure.core.loop_detector import Circles
-from perdure.core.machine import Facts, Machine, current
+from perdure.core.machine import CallTool, Facts, Machine, current
 from perdure.core.replay import Frontier, replay
 from perdure.core.state import RunState, fold
-from perdure.errors import Diverged, InvalidInput, NotAllowedInAgent
+from perdure.errors import Conflict, Diverged, InvalidInput, NotAllowedInAgent
 from perdure.interrupts import is_interrupt
 from perdure.run import Run
 from perdure.tool.describe import argument_schema, documented
@@ -50,8 +51,6 @@ class Agent(Generic[P, R]):
     agent, the call starts a child run.
     """
 
-    # True: a run follows the plan in its journal, and code with another plan cannot continue the run.
-    keeps_its_plan = False
     # Versions that earlier releases of perdure gave to the very same code: runs of them go on with it, too.
     former_versions: tuple[str, ...] = ()
 
@@ -230,20 +229,30 @@ class Agent(Generic[P, R]):
     ) -> RunAdopted | FrameChanged:
         """The event that lets this code go on with a run of another version. Nothing is recorded.
 
-        Raises Diverged if this code asks for other calls than the journal has, and Conflict if an open call of the run
-        cannot go on with this code.
+        Raises Diverged if this code asks for other calls than the journal has, and Conflict if the input, a step that has
+        begun or an open call of the run is in the way.
         """
+        assert state.created is not None
+        if (misfit := self.input_misfit(state.created, load)) is not None:
+            raise Conflict(
+                f"run {state.created.run_id} cannot go on with version {self.version} of agent {self.name}: its input does not fit: {misfit}",
+                hint="let the new version take the arguments that the run has; a new parameter needs a default",
+            )
         adopted = RunAdopted(self.version, by, note)
+        body: RunAdopted | FrameChanged = adopted
         try:
-            self._replayed_with(adopted, state, events, load, max_steps)
-            return adopted
+            frontier, after = self._replayed_with(adopted, state, events, load, max_steps)
         except Diverged:
             changed = self.frame_change(state, events, load, by=by, note=note)
             if changed is None:
                 raise
-        frontier, after = self._replayed_with(changed, state, events, load, max_steps)
-        self.check_open_calls(frontier, after, load)
-        return changed
+            body = changed
+            frontier, after = self._replayed_with(changed, state, events, load, max_steps)
+        if after.frames:
+            # What was recorded with an old frame is not compared with this code. So its open calls have to be checked.
+            self.check_open_calls(frontier, after, load)
+        _check_approved_arguments(self, frontier, after, load)
+        return body
 
     def _replayed_with(
         self, body: RunAdopted | FrameChanged, state: RunState, events: Sequence[Event], load: Load, max_steps: int
@@ -273,6 +282,23 @@ class Agent(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<agent {self.name}@{self.version}>"
+
+
+def _check_approved_arguments(agent: Agent[Any, Any], frontier: Frontier, state: RunState, load: Load) -> None:
+    """Conflict if an open call needs an approval, and this code would make it with other arguments than people are asked about."""
+    for number, call in sorted(state.open.items()):
+        asked = frontier.calls.get(number)
+        if call.approval is None or call.begun or call.args is None or not isinstance(asked, CallTool):
+            continue
+        recorded = load(call.args)
+        if asked.tool.rebind(recorded) != recorded:
+            assert state.created is not None
+            run_id = state.created.run_id
+            raise Conflict(
+                f"run {run_id} cannot go on with version {agent.version} of agent {agent.name} yet: its call {number} ({call.tool}) waits for an "
+                "approval, and this code would make it with other arguments than those in question",
+                hint=f"let it end first, with the code of version {state.began_with} (what it waits for: {shell.command('why', run_id)})",
+            )
 
 
 class BuiltAgent(Agent[P, R]):

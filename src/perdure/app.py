@@ -613,15 +613,17 @@ class Perdure:
         reason: str | None = None,
         dry_run: bool = False,
         fresh: bool = False,
+        add: Budget | None = None,
         tenant: str | None = None,
     ) -> Reopened:
         """Let a run that has failed or was cancelled go on. Returns a description; `dry_run=True` changes nothing.
 
         Calls that failed are attempted again. Calls that have a result are not made again. If the agent itself failed,
-        it takes its last step again, with this app's code. Raises Diverged, and records nothing, if this code asks for
-        other calls than the journal has up to that point.
+        it takes its last step again, with this app's code. `add=Budget(usd=5)` adds to the budget that the run has used
+        up, in the same commit. Raises Diverged, and records nothing, if this code asks for other calls than the journal
+        has up to that point.
         """
-        return await self._reopen(run_id, None, by=by, reason=reason, dry_run=dry_run, fresh=fresh, tenant=tenant)
+        return await self._reopen(run_id, None, by=by, reason=reason, dry_run=dry_run, fresh=fresh, add=add, tenant=tenant)
 
     async def rewind(
         self,
@@ -632,27 +634,39 @@ class Perdure:
         reason: str | None = None,
         dry_run: bool = False,
         fresh: bool = False,
+        add: Budget | None = None,
         tenant: str | None = None,
     ) -> Reopened:
         """Let a run go on from its event `to`. The run must not be running, and must not have succeeded.
 
         No effect happens a second time: if the agent makes a call again (the same tool with the same arguments), the
         recorded result is used. `fresh=True`: `read` calls and requests to models are made again. Returns a
-        description of the change. `dry_run=True` changes nothing. Errors: as for `retry`.
+        description of the change. `dry_run=True` changes nothing. `add` and errors: as for `retry`.
         """
         if not isinstance(to, int) or isinstance(to, bool):
             raise InvalidInput(f"rewind(to={shown(to)}): the number of an event")
-        return await self._reopen(run_id, to, by=by, reason=reason, dry_run=dry_run, fresh=fresh, tenant=tenant)
+        return await self._reopen(run_id, to, by=by, reason=reason, dry_run=dry_run, fresh=fresh, add=add, tenant=tenant)
 
     async def _reopen(
-        self, run_id: str, to: int | None, *, by: str, reason: str | None, dry_run: bool, fresh: bool, tenant: str | None
+        self,
+        run_id: str,
+        to: int | None,
+        *,
+        by: str,
+        reason: str | None,
+        dry_run: bool,
+        fresh: bool,
+        add: Budget | None,
+        tenant: str | None,
     ) -> Reopened:
         _check_flag(dry_run, "dry_run")
         _check_flag(fresh, "fresh")
-        who, why, planner = known_name(by), words(reason, "reason"), self._planner()
-        plan = await self._asking.ask(lambda: planner.plan(run_id, to, by=who, reason=why, fresh=fresh, tenant=tenant))
+        who, why, more, planner = known_name(by), words(reason, "reason"), limits_of(add, "add="), self._planner()
+        plan = await self._asking.ask(lambda: planner.plan(run_id, to, by=who, reason=why, fresh=fresh, add=more, tenant=tenant))
         if not dry_run:
             await self.engine.reopen(plan.runs)
+            for owner in plan.raised:  # a child that the budget has stopped, and that did not have to be reopened
+                await self._control.unpause_under(owner, by=who, note=why)
         return plan.reopened
 
     def _planner(self) -> Planner:
@@ -781,8 +795,10 @@ class Perdure:
         """Let this app's version of the agent continue a run of another version. The journal records this.
 
         A run of a ReAct agent keeps its conversation, and goes on with the instructions, tools, model and limits of this
-        version from its next turn on. Raises Diverged, and records nothing, if this code asks for other calls than the
-        journal has, and Conflict if an open call of the run cannot go on with this code. `dry_run=True` only checks that.
+        version from its next turn on. A run that follows a plan keeps the steps that have begun, and goes on with the other
+        steps of this version's plan. Raises Diverged, and records nothing, if this code asks for other calls than the
+        journal has, and Conflict if an open call of the run, or a step that has begun, is in the way. `dry_run=True` only
+        checks that.
         """
         _check_flag(dry_run, "adopt(dry_run=)")
         row = await self.handle(run_id, tenant=tenant).row()

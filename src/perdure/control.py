@@ -186,13 +186,22 @@ class Control:
             raise Conflict(f"run {row.run_id} has no budget, so nothing can be added to it")
         over = (await self._state(row.run_id)).over
         owner = over.budget_of if over is not None else ledgers[0].run_id
-        _check_helps(row.run_id, next(ledger for ledger in ledgers if ledger.run_id == owner), add, over)
+        ledger = next(ledger for ledger in ledgers if ledger.run_id == owner)
+        check_helps(row.run_id, ledger, add, over, shell.command("unpause", row.run_id))
         await self._engine.post(owner, BudgetRaised(add, by, note))
-        stopped = await self._ask(lambda: reading.over_budget(owner))
-        go_on = [*stopped, row.run_id] if row.status == "paused" else stopped
-        for run_id in go_on:
-            await self._engine.post(run_id, RunUnpaused(by=by, note=note))
+        go_on = await self.unpause_under(owner, by=by, note=note)
+        if row.status == "paused":
+            await self._engine.post(row.run_id, RunUnpaused(by=by, note=note))
+            go_on.append(row.run_id)
         return go_on
+
+    async def unpause_under(self, owner: str, *, by: str, note: str | None) -> list[str]:
+        """Continue every run that the budget of `owner` has stopped. Returns their ids."""
+        reading = self._engine.reading
+        stopped = await self._ask(lambda: reading.over_budget(owner))
+        for run_id in stopped:
+            await self._engine.post(run_id, RunUnpaused(by=by, note=note))
+        return stopped
 
     async def _row(self, run_id: str, tenant: str | None) -> RunRow:
         run_id = plain_text(run_id, "a run's id")
@@ -217,8 +226,11 @@ def _numbers(state: RunState) -> str:
     return f"1 to {state.numbers}" if state.numbers else "none so far"
 
 
-def _check_helps(run_id: str, ledger: Ledger, add: Limits, over: BudgetExceeded | None) -> None:
-    """Raise Conflict if `add` adds to something that has no limit, or if the run would stop again at once."""
+def check_helps(run_id: str, ledger: Ledger, add: Limits, over: BudgetExceeded | None, command: str) -> None:
+    """Raise Conflict if `add` adds to something that has no limit, or if the run would stop again at once.
+
+    `command` is the beginning of the command that adds to the budget, for the hint of the error.
+    """
     limits = {what: getattr(ledger.limits, name) for what, name in _LIMITS.items()}
     added = {what: getattr(add, name) for what, name in _LIMITS.items()}
     without = [what for what, more in added.items() if more is not None and limits[what] is None]
@@ -227,7 +239,7 @@ def _check_helps(run_id: str, ledger: Ledger, add: Limits, over: BudgetExceeded 
         used_up = f"; it has used up its {over.what}" if over is not None else ""
         raise Conflict(
             f"the budget of run {ledger.run_id} limits {limited} and not {without[0]}, so no {without[0]} can be added{used_up}",
-            hint=f"add to what is used up: {_adding(run_id, over.what)} N" if over is not None else "",
+            hint=f"add to what is used up: {_adding(command, over.what)} N" if over is not None else "",
         )
     beyond = too_much(ledger.limits, add)
     if beyond is not None:
@@ -243,13 +255,13 @@ def _check_helps(run_id: str, ledger: Ledger, add: Limits, over: BudgetExceeded 
     number = f"{least / 1e6:.6f}".rstrip("0").rstrip(".") if still.what in ("usd", "seconds") else str(least)
     raise Conflict(
         f"run {run_id} would stop again at once: the {still.what} of the budget of run {ledger.run_id} are used up; it takes at least {number}",
-        hint=f"add that: {_adding(run_id, still.what)} {number}",
+        hint=f"add that: {_adding(command, still.what)} {number}",
     )
 
 
-def _adding(run_id: str, what: str) -> str:
+def _adding(command: str, what: str) -> str:
     """The beginning of the command that adds to this limit. `what` may come from a recorded event, so it is quoted."""
-    return f"{shell.command('unpause', run_id)} {shell.quote(f'--add-{what}')}"
+    return f"{command} {shell.quote(f'--add-{what}')}"
 
 
 def plain_text(text: Any, what: str) -> str:

@@ -65,7 +65,7 @@ from perdure.engine.local.sandbox import guard
 from perdure.engine.threads import ReadingThreads, Threads
 from perdure.errors import InvalidInput, NotEncodable, NotReady
 from perdure.inspect.diff import CallPath, Diff, DiffCall, answered, call_of, diff_of, path_of, spent
-from perdure.inspect.specimen import new_fork
+from perdure.inspect.specimen import Packing, new_fork
 from perdure.interrupts import is_interrupt
 from perdure.settings import Settings
 from perdure.store.api import NewFork, RunRow, Specimen
@@ -119,25 +119,6 @@ class Keep(Struct, frozen=True):
     new_id: Callable[[], str]  # makes ids of events
     reason: str | None = None
     model: str | None = None  # the model that was set
-
-
-class _Packing:
-    """Packs payloads for events, and keeps the blobs that do not fit into an event."""
-
-    def __init__(self, inline_bytes: int, load: Callable[[Payload], bytes]) -> None:
-        self.blobs: dict[str, bytes] = {}
-        self._inline_bytes = inline_bytes
-        self._load = load
-
-    def pack(self, encoded: bytes) -> Payload:
-        payload, blob = codec.pack(encoded, self._inline_bytes)
-        if blob is not None:
-            self.blobs[str(payload.blob)] = blob
-        return payload
-
-    def load(self, payload: Payload) -> bytes:
-        new = None if payload.inline is not None else self.blobs.get(str(payload.blob))
-        return self._load(payload) if new is None else new
 
 
 class Purse(Struct):
@@ -238,8 +219,8 @@ class Forks:
         recorded arguments. Errors: NotFound, InvalidInput; Diverged if the code asks for other calls than the journal
         has up to that point; NotReady if a `read` tool or a model cannot be reached.
         """
-        row, recorded = await self._ask(lambda: (self._row(run_id, tenant), self._reading.read(run_id)))
-        events = [event for event in recorded if event.seq <= row.seq]
+        row, recorded = await self._ask(lambda: (self._row(run_id, tenant), self._reading.recorded(run_id)))
+        events = [event for event in recorded.events if event.seq <= row.seq]
         state = fold(events)
         changed = {number: edited_result(state, number, value) for number, value in (edits or {}).items()}
         point = fork_point(run_id, events, at, list(changed))
@@ -252,7 +233,7 @@ class Forks:
         facts = Facts(seen, row.tenant, row.actor, row.agent, agent.version, row.parent, created.depth, origin, frames)
         given = self._input(agent, state, input)
         machine = agent.machine(facts, given, self._settings.max_steps)
-        packing = _Packing(self._settings.inline_bytes, self._load)
+        packing = Packing(self._settings.inline_bytes, self._load)
         who = keep or Keep("fork", "", row.updated_at, lambda: "")
         other = packing.pack(given) if input is not UNSET else None
         head = "" if keep is None else await self._ask(lambda: self._reading.hash_at(run_id, point).hex())
@@ -286,8 +267,7 @@ class Forks:
         if keep is None:
             return fork, None
         specimen = Specimen("", "", keep.now, keep.by, fork_of=row.run_id, at=point)
-        blobs = list(packing.blobs.values())
-        return fork, new_fork(row.run_id, fold(journal.events), journal.events, specimen, blobs, packing.load)
+        return fork, new_fork(recorded, fold(journal.events), journal.events, specimen, packing)
 
     def _journal(
         self,
@@ -297,7 +277,7 @@ class Forks:
         other: Payload | None,
         agent: Agent[Any, Any],
         who: Keep,
-        packing: _Packing,
+        packing: Packing,
     ) -> ForkJournal:
         """The journal of the fork up to `run_forked`."""
         created = events[0].body
@@ -457,6 +437,7 @@ class Forks:
             actor=row.actor,
             closers=self._closers,
             vaults=lambda _: RunVault(self._reading, row.run_id, self._asking.ask, row.tenant),  # opens artifacts, saves none
+            reads_only=True,
         )
 
 

@@ -15,9 +15,20 @@ from msgspec import Struct, UnsetType
 
 from perdure import shell
 from perdure.agent import Agent
-from perdure.core import codec
+from perdure.control import check_helps
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, ChildFinished, Event, RunAdopted, RunFailed, RunForked, RunSucceeded, Usage
+from perdure.core.events import (
+    AnyBody,
+    BudgetExceeded,
+    ChildFinished,
+    Event,
+    Limits,
+    RunAdopted,
+    RunFailed,
+    RunForked,
+    RunSucceeded,
+    Usage,
+)
 from perdure.core.fork import LiveFork as Forked
 from perdure.core.fork import check_copies, edited_result, fork_point, live_fork
 from perdure.core.history import history
@@ -28,6 +39,7 @@ from perdure.core.rehearsal import check_edit
 from perdure.core.reopen import reopening, retry_point
 from perdure.core.replay import Frontier, asked_words
 from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
+from perdure.core.taken_back import check_not_taken_back
 from perdure.engine.api import Reading, no_such_run
 from perdure.engine.local import sandbox
 from perdure.errors import AlreadyRunning, Conflict, Diverged, InvalidInput
@@ -36,6 +48,8 @@ from perdure.inspect.resuming import open_call_words
 from perdure.store.api import NewFork, Reopen, RunRow, undone
 
 _Body = tuple[AnyBody, int | None]  # an event to be written, and the number of its call
+# What is written; where the agent stands then; the state of the run and its events then.
+_Fitting = tuple[list[_Body], Frontier, RunState, list[Event]]
 
 
 class ReopenedCall(Struct, frozen=True):
@@ -65,6 +79,7 @@ class Reopened(Struct, frozen=True):
     next: list[str]  # what the agent asks for first, in words
     used: Usage  # what the run has used so far
     children: list[Reopened]  # the children that go on too
+    added: Limits | None = None  # what is added to the run's own budget
 
 
 class LiveFork(Struct, frozen=True):
@@ -96,6 +111,18 @@ class Plan(Struct, frozen=True):
 
     reopened: Reopened
     runs: Sequence[Reopen]
+    raised: Sequence[str]  # the runs whose budgets are raised
+
+
+class _Draft(Struct, frozen=True):
+    """A plan in the making, for a run and the children that go on with it."""
+
+    by: str
+    reason: str | None
+    fresh: bool
+    adding: Mapping[str, Limits] = {}  # run → what is added to its budget
+    runs: list[Reopen] = []
+    over: list[BudgetExceeded] = []  # the budgets that stopped these runs
 
 
 def check_reopens(row: RunRow) -> None:
@@ -143,9 +170,13 @@ class Planner:
         reason: str | None,
         fresh: bool,
         tenant: str | None,
+        add: Limits | None = None,
         agent: Agent[Any, Any] | None = None,
     ) -> Plan:
         """The plan to go back to the event `to`. If `to` is None, to the event to which a retry goes back.
+
+        `add` is added to each budget that stopped the run, or a child that goes on too. If there is none, it is added
+        to the run's own budget.
 
         Errors: NotFound, Conflict, InvalidInput, AlreadyRunning; UnknownAgent; Diverged if the code asks for other
         calls than the journal has up to that point.
@@ -153,9 +184,27 @@ class Planner:
         row = self._row(run_id, tenant)
         check_reopens(row)
         sandbox.guard()  # an agent must not do I/O while it is replayed either
-        runs: list[Reopen] = []
-        agent = agent or self._agent_of(row.agent)
-        return Plan(self._reopened(row, to, by, reason, fresh, agent, runs), runs)
+        agent, draft = agent or self._agent_of(row.agent), _Draft(by, reason, fresh)
+        reopened = self._reopened(row, to, agent, draft)
+        if add is not None:
+            # Only the plan says which runs go on, and which budgets have stopped them. So it is made again, with the raise.
+            draft = _Draft(by, reason, fresh, self._adding(row.run_id, to, add, draft))
+            reopened = self._reopened(row, to, agent, draft)
+        return Plan(reopened, draft.runs, list(draft.adding))
+
+    def _adding(self, run_id: str, to: int | None, add: Limits, draft: _Draft) -> dict[str, Limits]:
+        """Run → what is added to its own budget. Conflict if there is no such budget, or if this does not help."""
+        here = {one.run_id for one in draft.runs}
+        # A fork has copies of events that name the budget of another run.
+        over = [one for one in draft.over if one.budget_of in here]
+        verb = shell.command("retry", run_id) if to is None else f"{shell.command('rewind', run_id)} --to {to}"
+        stopped: list[tuple[str, BudgetExceeded | None]] = [(one.budget_of, one) for one in over]
+        for owner, why in stopped or [(run_id, None)]:
+            own = next((ledger for ledger in self._reading.ledgers(owner) if ledger.run_id == owner), None)
+            if own is None:
+                raise Conflict(f"run {owner} has no budget, so nothing can be added to it")
+            check_helps(run_id, own, add, why, verb)
+        return dict.fromkeys((one.budget_of for one in over), add) or {run_id: add}
 
     def fork(
         self,
@@ -172,33 +221,24 @@ class Planner:
         tenant: str | None = None,
     ) -> ForkPlan:
         """The plan of a live fork. Errors: as for `plan`; Conflict if the outcome of a call of the run is not known."""
-        from perdure.inspect.specimen import new_fork  # imported only if needed
+        from perdure.inspect.specimen import Packing, new_fork  # imported only if needed
 
         row = self._row(run_id, tenant)
         _check_forks(row)
         if self._reading.get(undo_id(row.run_id)) is not None:
             raise undone(row.run_id, "no live fork can be made of it")
         sandbox.guard()
-        events = [event for event in self._reading.read(run_id) if event.seq <= row.seq]
+        recorded = self._reading.recorded(run_id)
+        events = [event for event in recorded.events if event.seq <= row.seq]
         check_copies(events)
         before = fold(events)
         changed = {number: edited_result(before, number, value) for number, value in edits.items()}
         point = fork_point(run_id, events, at, list(changed))
-        blobs: dict[str, bytes] = {}
-
-        def pack(encoded: bytes) -> Payload:
-            payload, blob = codec.pack(encoded, inline_bytes)
-            if blob is not None:
-                blobs[str(payload.blob)] = blob
-            return payload
-
-        def load(payload: Payload) -> bytes:
-            new = blobs.get(str(payload.blob))
-            return self._load(payload) if new is None else new
-
-        given = None if isinstance(input, UnsetType) else pack(agent.bind((), input))
+        check_not_taken_back(before, point, self._load)
+        packing = Packing(inline_bytes, self._load)
+        given = None if isinstance(input, UnsetType) else packing.pack(agent.bind((), input))
         made = RunForked(new_id, run_id, point, row.head.hex(), by, reason, tuple(sorted(changed)), given is not None)
-        packed = {number: pack(result) for number, result in changed.items()}
+        packed = {number: packing.pack(result) for number, result in changed.items()}
         fork = live_fork(
             events,
             before,
@@ -211,16 +251,8 @@ class Planner:
             ids=iter(self._new_id, None),
         )
         fork.state.version = agent.version
-        frontier = agent.replayed(fork.state, fork.events, load, self._max_steps, history(fork.events, state=fork.state))
-        asked = frontier.calls
-        if any(number not in asked for number in changed):
-            asked = asked_in_all_branches(agent, fork.state, fork.events, load, self._max_steps)
-        for number, result in changed.items():
-            if number not in asked:
-                raise InvalidInput(
-                    f"call {number} cannot be edited: its tool or agent is not in this code, so that the result cannot be checked"
-                )
-            check_edit(asked[number], number, result)
+        frontier = agent.replayed(fork.state, fork.events, packing.load, self._max_steps, history(fork.events, state=fork.state))
+        self._check_edits(changed, agent, fork, frontier, packing.load)
         found = LiveFork(
             *(new_id, run_id, point, row.version, agent.version),
             kept=len(fork.reopening.kept),
@@ -229,7 +261,21 @@ class Planner:
             next=list(_next(frontier, fork.state, fresh=False)),
             edits=sorted(changed),
         )
-        return ForkPlan(found, new_fork(run_id, fork.state, fork.events, None, list(blobs.values()), load))
+        return ForkPlan(found, new_fork(recorded, fork.state, fork.events, None, packing))
+
+    def _check_edits(
+        self, edits: Mapping[int, bytes], agent: Agent[Any, Any], fork: Forked, frontier: Frontier, load: Callable[[Payload], bytes]
+    ) -> None:
+        """InvalidInput if an edited result does not fit the tool or the child in this code."""
+        asked = frontier.calls
+        if any(number not in asked for number in edits):
+            asked = asked_in_all_branches(agent, fork.state, fork.events, load, self._max_steps)
+        for number, result in edits.items():
+            if number not in asked:
+                raise InvalidInput(
+                    f"call {number} cannot be edited: its tool or agent is not in this code, so that the result cannot be checked"
+                )
+            check_edit(asked[number], number, result)
 
     def _row(self, run_id: str, tenant: str | None = None) -> RunRow:
         row = self._reading.get(run_id)
@@ -237,9 +283,7 @@ class Planner:
             raise no_such_run(run_id, self._reading)
         return row
 
-    def _reopened(
-        self, row: RunRow, to: int | None, by: str, reason: str | None, fresh: bool, agent: Agent[Any, Any], runs: list[Reopen]
-    ) -> Reopened:
+    def _reopened(self, row: RunRow, to: int | None, agent: Agent[Any, Any], draft: _Draft) -> Reopened:
         if row.status == "running" or row.holder is not None:
             raise AlreadyRunning(f"run {row.run_id} is held by a worker", hint=f"pause it first: {shell.command('pause', row.run_id)}")
         if self._reading.get(undo_id(row.run_id)) is not None:
@@ -247,15 +291,17 @@ class Planner:
         events = self._reading.read(row.run_id)
         state = fold(events)
         back_to = retry_point(events, state) if to is None else to
-        found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=self._ended_meanwhile(state), state=state)
+        by, reason, fresh, add = draft.by, draft.reason, draft.fresh, draft.adding.get(row.run_id)
+        ended = self._ended_meanwhile(state)
+        found = reopening(events, back_to, by=by, reason=reason, fresh=fresh, ended=ended, state=state, add=add)
+        check_not_taken_back(state, back_to, self._load)
+        if found.over is not None:
+            draft.over.append(found.over)
         kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes
-        bodies, frontier = self._fitting(agent, row, events, found.bodies, by, reason)
-        more = _would_be(events, bodies, self._now, row.epoch)
-        for event in more:
-            state.apply(event)
+        bodies, frontier, state, whole = self._fitting(agent, row, events, state, found.bodies, by, reason)
         version = agent.version if agent.version != row.version else None
-        hooks = self._hooks(agent, state, [*events, *more]) if found.superseded else {}
-        runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
+        hooks = self._hooks(agent, state, whole, frontier, found.superseded)
+        draft.runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
             row.run_id,
             found.back_to,
@@ -268,48 +314,70 @@ class Planner:
             next=list(_next(frontier, state, fresh)),
             used=state.used,
             children=[
-                self._reopened(self._row(child), None, by, reason, fresh, self._agent_of_child(child, frontier, state), runs)
-                for child in found.children
+                self._reopened(self._row(child), None, self._agent_of_child(child, frontier, state), draft) for child in found.children
             ],
+            added=add,
         )
 
     def _fitting(
-        self, agent: Agent[Any, Any], row: RunRow, events: Sequence[Event], bodies: Sequence[_Body], by: str, reason: str | None
-    ) -> tuple[list[_Body], Frontier]:
+        self,
+        agent: Agent[Any, Any],
+        row: RunRow,
+        events: Sequence[Event],
+        state: RunState,
+        bodies: Sequence[_Body],
+        by: str,
+        reason: str | None,
+    ) -> _Fitting:
         """What is written so that this code can go on with the reopened run, and where the agent stands then.
 
-        If the code has another version, that is recorded. If a frame applies to turns that are superseded now, or if
-        only another frame lets the code replay the turns that stay, the change of the frame is recorded, too.
+        `state`: the fold of `events`; it becomes that of the reopened run. If the code has another version, that is
+        recorded. If a frame applies to turns that are superseded now, or if only another frame lets the code replay
+        the turns that stay, the change of the frame is recorded, too.
         """
         reopened, *others = bodies
         whole = [*events, *_would_be(events, [reopened], self._now, row.epoch)]
-        state = fold(whole)
+        state.apply(whole[-1])
         changed = agent.frame_change(state, whole, self._load, by=by, note=reason)
         shorter = changed is not None and bool(state.frames) and changed.after < state.frames[-1].after
         adopted = [] if agent.version == row.version else [(RunAdopted(agent.version, by, reason), None)]
         if not shorter:
             try:
-                return self._replayed(agent, row, events, [reopened, *adopted, *others])[:2]
+                fitting = self._replayed(agent, row, events, state, [reopened, *adopted, *others])
+                if fitting[2].frames:
+                    agent.check_open_calls(fitting[1], fitting[2], self._load)
+                return fitting
             except Diverged:
                 if changed is None or not adopted:
                     raise
+                state = fold(whole)
         assert changed is not None
-        written, frontier, state = self._replayed(agent, row, events, [reopened, (changed, None), *others])
-        agent.check_open_calls(frontier, state, self._load)
-        return written, frontier
+        fitting = self._replayed(agent, row, events, state, [reopened, (changed, None), *others])
+        agent.check_open_calls(fitting[1], fitting[2], self._load)
+        return fitting
 
-    def _replayed(
-        self, agent: Agent[Any, Any], row: RunRow, events: Sequence[Event], bodies: list[_Body]
-    ) -> tuple[list[_Body], Frontier, RunState]:
-        whole = [*events, *_would_be(events, bodies, self._now, row.epoch)]
-        state = fold(whole)
+    def _replayed(self, agent: Agent[Any, Any], row: RunRow, events: Sequence[Event], state: RunState, bodies: list[_Body]) -> _Fitting:
+        """`state`: the fold of `events` and of the first of `bodies`, the `run_reopened`."""
+        written = _would_be(events, bodies, self._now, row.epoch)
+        for event in written[1:]:
+            state.apply(event)
         state.version = agent.version
-        return bodies, agent.replayed(state, whole, self._load, self._max_steps), state
+        whole = [*events, *written]
+        return bodies, agent.replayed(state, whole, self._load, self._max_steps, history(whole, state=state)), state, whole
 
-    def _hooks(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, bool]:
-        """Number of a call → does its tool have a compensate hook in this code?"""
-        asked = asked_in_all_branches(agent, state, events, self._load, self._max_steps)
-        return {number: call.tool.compensator is not None for number, call in asked.items() if isinstance(call, CallTool)}
+    def _hooks(
+        self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event], frontier: Frontier, superseded: Sequence[CallState]
+    ) -> dict[int, bool]:
+        """Number of a superseded call → does its tool have a compensate hook in this code?"""
+        found: dict[str, set[bool]] = {}
+        for asked in frontier.calls.values():
+            if isinstance(asked, CallTool):
+                found.setdefault(asked.tool.name, set()).add(asked.tool.compensator is not None)
+        if all(len(found.get(call.tool, ())) == 1 for call in superseded):
+            # The agent has called these tools before the point, too. So the superseded events need not be replayed.
+            return {call.number: True in found[call.tool] for call in superseded}
+        everything = asked_in_all_branches(agent, state, events, self._load, self._max_steps)
+        return {number: call.tool.compensator is not None for number, call in everything.items() if isinstance(call, CallTool)}
 
     def _agent_of_child(self, run_id: str, frontier: Frontier, state: RunState) -> Agent[Any, Any]:
         number = next(number for number, child in state.children.items() if child.run_id == run_id)

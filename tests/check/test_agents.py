@@ -205,3 +205,80 @@ def test_a_finding_names_the_place_in_characters_and_the_way_out():
 def test_line_ends_that_python_does_not_count_do_not_move_the_column():
     [finding] = found_in(f"{HEADER}\nX = 'a\u2028b'\n@agent\nasync def one(run):\n    'ü'; time.time()\n")
     assert finding.column == 10
+
+
+# -- checkpoints
+FOR_EVER = "while True:\n    await echo('x')\n    await asyncio.sleep(60)\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        FOR_EVER,
+        "while 1:\n    await run.receive('go')\n",
+        # The inner loop has a way out, and the outer one has none.
+        "while True:\n    for n in range(3):\n        if await echo('x'):\n            break\n",
+        "while True:\n    def leave():\n        return 1\n    await echo('x')\n",
+        "try:\n    while True:\n        await echo('x')\nfinally:\n    await echo('end')\n",
+        "state = run.restored\n" + FOR_EVER,
+        "await helper(run)\n" + FOR_EVER,
+    ],
+)
+def test_a_loop_that_never_ends_without_a_checkpoint_is_noted(body):
+    [finding] = [one for one in found_in(alone(body, "async def helper(run):\n    await echo('y')")) if one.rule != "print"]
+    assert (finding.rule, finding.severity, finding.where) == ("checkpoint", "note", "agent one")
+    assert finding.message.startswith("this loop never ends, and a resume replays all of its rounds")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while True:\n    if await echo('x'):\n        break\n",
+        "while True:\n    if await echo('x'):\n        return 1\n",
+        "while True:\n    if await echo('x'):\n        raise ValueError\n",
+        "while True:\n    for n in range(3):\n        await echo('x')\n    else:\n        break\n",
+        "while await echo('x'):\n    pass\n",
+        "for n in range(9):\n    await echo('x')\n",
+        "while True:\n    pass\n",
+        "async with asyncio.timeout(9):\n    while True:\n        await echo('x')\n",
+        "try:\n    while True:\n        await echo('x')\nexcept ValueError:\n    pass\n",
+        "async def poll():\n    while True:\n        await echo('x')\ntask = asyncio.create_task(poll())\ntask.cancel()\n",
+        "last = run.restored or 0\nwhile True:\n    await echo('x')\n    await run.checkpoint(last)\n",
+        "while True:\n    await round_of(run)\n",
+        # What other code does with the Run is not known.
+        "while True:\n    await elsewhere.round_of(run)\n",
+        "worker = elsewhere.Worker(run)\n" + FOR_EVER,
+    ],
+)
+def test_a_loop_that_ends_or_takes_checkpoints_is_not(body):
+    above = "import elsewhere\nasync def round_of(run):\n    await echo(run.restored)\n    await run.checkpoint(1)\n"
+    assert "checkpoint" not in rules_in(alone(body, above))
+
+
+@pytest.mark.parametrize(
+    ("above", "body", "where"),
+    [
+        ("", "await echo('x')\nawait run.checkpoint(1)", "agent one"),
+        ("", FOR_EVER + "    await run.checkpoint(1)", "agent one"),
+        ("async def save(context: Run, n):\n    await context.checkpoint(n)", "await echo('x')\nawait save(run, 1)", "agent one → save"),
+    ],
+)
+def test_a_checkpoint_whose_state_is_never_read_is_noted(above, body, where):
+    [finding] = found_in(alone(body, above))
+    assert (finding.rule, finding.severity, finding.where) == ("checkpoint", "note", where)
+    assert finding.message.startswith("run.restored is never read")
+
+
+@pytest.mark.parametrize(
+    ("above", "body"),
+    [
+        ("", "last = run.restored or 0\nawait echo('x')\nawait run.checkpoint(last)"),
+        ("def begin(run):\n    return run.restored", "last = begin(run)\nawait echo('x')\nawait run.checkpoint(last)"),
+        # Another object has a method of this name, and a Run goes to code that is not in the file.
+        ("import store", "await store.checkpoint(1)"),
+        ("import elsewhere", "last = elsewhere.begin(run)\nawait echo('x')\nawait run.checkpoint(last)"),
+        ("", "await echo('x')\nawait run.checkpoint(1)  # perdure: ignore[checkpoint] each day is a new one"),
+    ],
+)
+def test_a_checkpoint_whose_state_is_read_or_may_be_read_is_not(above, body):
+    assert "checkpoint" not in rules_in(alone(body, above))

@@ -66,6 +66,7 @@ def test_every_rule_that_is_an_error_inside_agents_has_been_shown_true():
     assert shown == {"clock", "random", "io", "global", "thread", "order"}
     assert set(RULES) - shown == {
         "swallow",
+        "checkpoint",
         "print",
         "effect",
         "key",

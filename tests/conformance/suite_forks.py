@@ -15,7 +15,7 @@ from perdure.core.events import RunForked, RunReopened, RunSucceeded, ThoughtRec
 from perdure.core.fork import live_fork
 from perdure.core.state import fold
 from perdure.errors import Conflict, NotFound, PerdureError
-from perdure.inspect.specimen import new_fork
+from perdure.inspect.specimen import Packing, new_fork
 from perdure.inspect.verify import verify_run
 from perdure.store.api import NewFork, RowChange, Served, Specimen, Store
 
@@ -47,6 +47,19 @@ class ForkConformance:
         assert store.claim("w2", [Served("a", "1")], 5, LATER * 2) == []
         with pytest.raises(Conflict, match="is a rehearsal, a fork of run r"):
             store.claim("w2", [Served("a", "1")], 1, LATER * 2, run_id="f")
+
+    def test_a_fork_has_the_bytes_of_its_parent_and_is_refused_if_the_parent_has_lost_events_meanwhile(self, store: Store) -> None:
+        failed(store, "r")
+        new = forking(store, "r", "f")
+        lacking = structs.replace(new, copied={**new.copied, found(store, "r").seq + 1: bytes(32)})
+        with pytest.raises(NotFound, match="were removed meanwhile; nothing was written"):
+            store.insert_fork(lacking)
+        assert store.get("f") is None
+        store.insert_fork(new)
+        bytes_of = {run_id: {one.seq: one.data for one in store.stored(run_id)} for run_id in ("r", "f")}
+        assert new.copied
+        assert all(bytes_of["f"][seq] == bytes_of["r"][seq] for seq in new.copied)
+        assert verify_run(store, found(store, "f")).problem is None
 
     def test_a_taken_id_a_pruned_id_and_a_pruned_parent_are_refused_and_nothing_is_written(self, store: Store) -> None:
         failed(store, "r")
@@ -117,9 +130,12 @@ def forking(
     digests: list[str] | None = None,
 ) -> NewFork:
     """A live fork of the run at its event 2; or, with `specimen`, the same journal as a specimen."""
-    events = store.read(run_id)
+    recorded = store.recorded(run_id)
+    events = recorded.events
     forked = RunForked(as_id or fork_id, run_id, 2, found(store, run_id).head.hex(), "ann")
     ids = iter(lambda: uuid.uuid4().hex, None)
     fork = live_fork(events, fold(events), forked, {}, version="1", input=None, target=None, now=LATER, ids=ids)
-    new = new_fork(run_id, fork.state, fork.events, specimen, blobs or [], lambda one: one.inline or b"")
+    packing = Packing(1000, lambda one: one.inline or b"")
+    packing.blobs.update((hashlib.sha256(blob).hexdigest(), blob) for blob in blobs or [])
+    new = new_fork(recorded, fork.state, fork.events, specimen, packing)
     return new if digests is None else structs.replace(new, whole=structs.replace(new.whole, blobs=digests))

@@ -13,6 +13,8 @@ from tests.conformance.suite_waiting import NOW, SECOND, Hand, approval, asking,
 from perdure.core.budget import Amounts
 from perdure.core.events import (
     AnyBody,
+    ApprovalDecided,
+    BudgetRaised,
     CancelRequested,
     Failure,
     Limits,
@@ -29,6 +31,7 @@ from perdure.core.events import (
     Unsettled,
     Usage,
 )
+from perdure.core.state import fold
 from perdure.errors import AlreadyRunning, Conflict, NotFound, PerdureError, StoreError
 from perdure.store.api import NewRun, Reopen, RowChange, Served, Store
 
@@ -189,6 +192,36 @@ class ReopeningConformance:
         store.reopen([reopening(store, "r", RunReopened("ann", 2))], now=LATER)
         assert [letter.body for letter in store.unread("r")] == [signal]
 
+    def test_what_people_have_posted_and_no_worker_has_read_is_superseded_and_not_lost(self, store: Store) -> None:
+        hand = hold(store, "r")
+        hand.write(asking("old", tool=None), call=1)
+        hand.write(asking("kept", tool=None), call=2)
+        vote(store, "old", "ann")
+        vote(store, "kept", "ann")
+        post(store, "r", CancelRequested("ann", "fraud"))
+        post(store, "r", RunPaused("ann"))
+        store.unregister("w", NOW)  # the worker leaves without having read any of this
+        assert len(store.unread("r")) == 4
+        store.reopen([reopening(store, "r", RunReopened("ann", 2, withdrawn=(1,)))], now=LATER)
+        assert [event.type for event in store.read("r")[-4:]] == ["approval_decided", "cancel_requested", "run_paused", "run_reopened"]
+        assert [(letter.call, type(letter.body)) for letter in store.unread("r")] == [(2, ApprovalDecided)]
+        state = fold(store.read("r"))
+        assert (state.status, state.asks[1].outcome, state.cancel, state.paused) == ("queued", "withdrawn", None, None)
+        # The next post journals what is unread. Each event must be about an approval that is open.
+        post(store, "r", SignalReceived("go", payload("x"), by="ann"))
+        state = fold(store.read("r"))
+        assert (state.asks[1].outcome, state.asks[2].outcome, found(store, "r").status) == ("withdrawn", "approved", "queued")
+
+    def test_a_decision_that_came_after_the_end_of_the_run_is_deleted(self, store: Store) -> None:
+        hand = hold(store, "r")
+        hand.write(asking("old", tool=None), call=1)
+        vote(store, "old", "ann")
+        hand.write(FAILED, row=RowChange("failed"))
+        store.reopen([reopening(store, "r", RunReopened("ann", 2, withdrawn=(1,)))], now=LATER)
+        assert store.unread("r") == []
+        post(store, "r", SignalReceived("go", payload("x"), by="ann"))
+        assert fold(store.read("r")).asks[1].outcome == "withdrawn"
+
     def test_what_superseded_calls_may_have_cost_is_charged(self, store: Store) -> None:
         hand = hold(store, "r", budget=Limits(usd_micros=1000))
         hand.rest("waiting")
@@ -196,6 +229,28 @@ class ReopeningConformance:
         store.reopen([reopening(store, "r", body)], now=LATER)
         (ledger,) = store.ledgers("r")
         assert (ledger.spent, ledger.limits.usd_micros) == (Amounts(usd_micros=300), 1000)
+
+    def test_a_budget_is_raised_in_the_commit_that_reopens_its_run(self, store: Store) -> None:
+        hold(store, "r", budget=Limits(usd_micros=1000, calls=3)).write(FAILED, row=RowChange("failed"))
+        store.reopen([reopening(store, "r", RunReopened("ann", 2), BudgetRaised(Limits(usd_micros=500), "ann"))], now=LATER)
+        (ledger,) = store.ledgers("r")
+        assert (ledger.limits.usd_micros, ledger.limits.calls) == (1500, 3)
+        assert fold(store.read("r")).budget == ledger.limits
+
+    def test_a_raise_of_a_budget_that_the_run_does_not_have_reopens_no_run_of_its_family(self, store: Store) -> None:
+        hand = hold(store, "r", budget=Limits(usd_micros=1000))
+        hand.write(child("r/1"))
+        hand.rest("waiting")
+        _register(store, "w2")
+        _held(store, "r/1", "w2").write(FAILED, row=RowChange("failed"))
+        _held(store, "r", "w2").write(FAILED, row=RowChange("failed"))
+        before = [(found(store, run_id), store.read(run_id)) for run_id in ("r", "r/1")]
+        raised = BudgetRaised(Limits(usd_micros=500), "ann")
+        both = [reopening(store, "r", RunReopened("ann", 2), raised), reopening(store, "r/1", RunReopened("ann", 2), raised)]
+        with pytest.raises(Conflict, match="run r/1 has no budget of its own; the budget of run r applies to it"):
+            store.reopen(both, now=LATER)
+        assert [(found(store, run_id), store.read(run_id)) for run_id in ("r", "r/1")] == before
+        assert store.ledgers("r")[0].limits.usd_micros == 1000
 
     def test_a_run_that_was_ended_by_force_is_reopened(self, store: Store) -> None:
         hold(store, "r").rest("waiting")

@@ -6,7 +6,7 @@ import argparse
 import time
 
 from tests.core.explorer import explore
-from tests.core.scenario import REOPENED, SCENARIOS, WALKS
+from tests.core.scenario import CHECKPOINTED, FORKED, REOPENED, SCENARIOS, WALKS
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=None)
     asked = parser.parse_args()
     effort = [(int(one.partition(",")[0]), int(one.partition(",")[2])) for one in asked.effort]
-    for scenario in [*SCENARIOS, *REOPENED, *WALKS]:
+    for scenario in [*SCENARIOS, *REOPENED, *CHECKPOINTED, *FORKED, *WALKS]:
         if asked.names and scenario.name not in asked.names:
             continue
         begun = time.process_time()

@@ -17,7 +17,6 @@ from tests.core.scenario import Scenario
 from tests.core.world import (
     EVER_US,
     GRACE_S,
-    RUN,
     SECOND,
     SETTINGS,
     SETTLE_S,
@@ -145,7 +144,7 @@ class Life:
         self._before = before
         self._keeps = keeps
         world.claim()
-        self._core = RunCore(RUN, world.agent, SETTINGS, _IDS, {})
+        self._core = RunCore(world.run_id, world.agent, SETTINGS, _IDS, {})
         self._read = False
         self._delivered: set[int] = set()
         self._append: StepAppend | None = None
@@ -266,7 +265,7 @@ class Life:
         match name:
             case "read":
                 self._read = True
-                budgets = frozenset((RUN,)) if world.limits is not None else frozenset()
+                budgets = frozenset((world.run_id,)) if world.limits is not None else frozenset()
                 self._begin_run(budgets)
             case "deliver":
                 self._deliver([next(one.row for one in world.inbox if one.row.inbox_id == number)])
@@ -352,7 +351,7 @@ class Life:
             return
         step = self._core.step(structs.replace(journal, events=since[1:], parked=before), world.now, world.real)
         if not self._delivered:
-            fresh = RunCore(RUN, world.agent, SETTINGS, _IDS, {})
+            fresh = RunCore(world.run_id, world.agent, SETTINGS, _IDS, {})
             replayed = fresh.step(journal, world.now, world.real)
             if replayed != step or digest_of(fresh.state, self._core.state) != digest_of(self._core.state, fresh.state):
                 raise Violation(f"a machine that was kept goes on otherwise than a replay:\n{step}\n{replayed}")
@@ -362,7 +361,7 @@ class Life:
     def _check_whole_journal(self, life: JournalRead) -> None:
         """What a checkpoint holds is all that a worker needs: with the whole journal it does the same."""
         world = self.world
-        cores = [RunCore(RUN, world.agent, SETTINGS, _IDS, {}) for _ in range(2)]
+        cores = [RunCore(world.run_id, world.agent, SETTINGS, _IDS, {}) for _ in range(2)]
         with_whole = structs.replace(life, events=world.journal.events)
         steps = [core.step(journal, world.now, world.real) for core, journal in zip(cores, (life, with_whole), strict=True)]
         states = [core.state for core in cores]
@@ -426,6 +425,7 @@ class Life:
             self._check_may_begin(begin)
         if self._drained:
             raise Violation(f"call {number} begins after a drain (G13)")
+        world.check_not_of_parent(begin)
         if begin.tool.rate is not None:
             self._check_rate(begin)
         self._trying[number] = Trying(begin, world.real, arrived=False)

@@ -13,10 +13,11 @@ import pytest
 from msgspec import structs
 from tests.core import world
 
-from perdure.core import decide, history, machine, reopen, run_core, state
+from perdure.core import decide, fork, history, machine, reopen, run_core, state
 from perdure.core.budget import amounts_of, exceeded
 from perdure.core.decide import After, Perform
 from perdure.core.events import OutcomeReused, RunReleased
+from perdure.core.identity import CallKeys
 from perdure.core.machine import CallTool
 from perdure.core.outcomes import Outcome, Raised, Unrecordable
 from perdure.core.run_core import Over, RunCore
@@ -292,6 +293,35 @@ def any_point_will_do(patch: Patch) -> None:
     patch.setattr(reopen, "split_at", lambda events, point: None)
 
 
+# -- forks --------------------------------------------------------------------------------------------------------------
+def a_fork_takes_the_calls_of_its_parent_for_its_own(patch: Patch) -> None:
+    make = state.RunState._fork
+
+    def without(self: Any, event: Any, body: Any) -> None:
+        make(self, event, body)
+        for call in self.calls.values():
+            call.inherited = False
+
+    patch.setattr(state.RunState, "_fork", without)
+
+
+def a_fork_does_not_wait_until_calls_are_settled(patch: Patch) -> None:
+    patch.setattr(fork, "_check_settled", lambda parent, state, at: None)
+
+
+def a_fork_has_the_keys_of_its_parent(patch: Patch) -> None:
+    of = CallKeys.of.__func__  # type: ignore[attr-defined]
+    patch.setattr(CallKeys, "of", classmethod(lambda cls, created, fork=None: of(cls, created)))
+
+
+def a_worker_may_claim_a_rehearsal(patch: Patch) -> None:
+    patch.setattr(state.RunState, "_check_fork", lambda self, event: None)
+
+
+def approvals_of_the_parent_count_in_a_fork(patch: Patch) -> None:
+    patch.setattr(history, "_is_the_same", lambda state, number: True)
+
+
 def _without_bodies(kind: type, of: Callable[[int | None], bool]) -> Any:
     reopening = reopen.reopening
 
@@ -338,4 +368,9 @@ GUARDS = [
     Guard(signals_are_superseded_with_the_rest, "reopened: signals", "T35|heard"),
     Guard(the_cost_of_superseded_calls_is_forgotten, "reopened: a budget", "T33|G14"),
     Guard(any_point_will_do, "reopened: gathered", "G7"),
+    Guard(a_fork_takes_the_calls_of_its_parent_for_its_own, "forked: once", "T35"),
+    Guard(a_fork_does_not_wait_until_calls_are_settled, "forked: once", "T35|G5"),
+    Guard(a_fork_has_the_keys_of_its_parent, "forked: each effect", "T35"),
+    Guard(a_worker_may_claim_a_rehearsal, "forked: once", "T35"),
+    Guard(approvals_of_the_parent_count_in_a_fork, "forked: the agent asks", "G9"),
 ]

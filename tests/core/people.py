@@ -35,11 +35,14 @@ _VOTES = {
 }
 
 
-REOPENS = ("retry", "rewind", "rewind fresh", "rewind to new code")  # what may be done to a run that has ended too
+FORKS = ("fork", "fork to new code")
+REOPENS = ("retry", "rewind", "rewind fresh", "rewind to new code", *FORKS)  # what may be done to a run that has ended too
 
 
 def can(world: World, what: str) -> bool:
     """Whether that can be done now."""
+    if what in FORKS:
+        return not world.held
     if what in REOPENS:
         return not world.held and world.status != "succeeded"
     if world.finished:
@@ -75,6 +78,8 @@ def ways(world: World, what: str) -> list[str]:
     """All ways to do this: a run can be reopened at several events. A point that is refused is left out."""
     if what == "retry":
         return [f"reopen {world.journal.retried_at}"] if world.journal.retried_at is not None else []
+    if what in FORKS:
+        return [f"fork {point}{what.removeprefix('fork')}" for point in world.journal.fork_points]
     if what in REOPENS:
         return [f"reopen {point}{what.removeprefix('rewind')}" for point in world.journal.points]
     return [what]
@@ -93,6 +98,9 @@ def act(world: World, what: str, new_code: Any = None) -> None:
         case "reopen":
             point, _, how = more.partition(" ")
             world.reopen(int(point), new_code if how == "to new code" else world.agent, fresh=how == "fresh")
+        case "fork":
+            point, _, how = more.partition(" ")
+            world.fork(int(point), new_code if how == "to new code" else world.agent)
         case "end":
             world.end_by_force()
         case "signal":

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from tests.core.people import REOPENS
+from tests.core.people import FORKS, REOPENS
 from tests.core.world import CLOCK_SLACK_US, KEY_SLACK_US, KEY_WINDOW_S, SECOND
 
 from perdure import Agent, Approval, Budget, Outcome, Rate, Retry, Run, ToolFailed, Usage, agent, tool
@@ -640,6 +640,31 @@ CHECKPOINTED = [
     _checkpointed("timers, reopened", _waking, *_TWO, fates=("reset",), ticks=True),
     _checkpointed("cancelled and reopened", _cleaning, *_TWO, "cancel", "pause", fates=("reset",)),
     _checkpointed("a budget, reopened", _spending, *_TWO, "raise", fates=("reset",), budget=Budget(usd="0.0004", calls=8)),
+]
+
+
+# -- agents of runs that people fork
+# ------------------------------------------------------------------------------------
+async def _each_effect(run: Run, new: bool) -> list[str]:
+    done = [await _made(look, "a"), await _made(launch, "b"), await _made(store, "c"), await _made(pay, "d"), await _made(book, "e")]
+    return [*done, await _made(order, "g" if new else "f")]
+
+
+def _forked(name: str, body: Callable[[Run, bool], Coroutine[Any, Any, list[str]]], *env: str, **more: Any) -> Scenario:
+    first, second = _versions(body, **({"budget": more.pop("budget")} if "budget" in more else {}))
+    return Scenario(f"forked: {name}", first, env=env, distinct=True, new_code=second, **more)
+
+
+FORKED = [
+    _forked("each effect", _each_effect, *FORKS, "resolve", fates=("reset", "not_sent", "refused")),
+    _forked("once", _twice_launched, *FORKS, "resolve", "fail", fates=("not_sent", "reset", "garbage", "denied")),
+    _forked("gathered", _gathered, *FORKS, "resolve", fates=("reset", "refused")),
+    _forked("approvals", _petitioned, *FORKS, "grant", "edit", "reject"),
+    _forked("the agent asks", _consulted, *FORKS, "grant", "grant", "expire"),
+    _forked("signals", _heard, *FORKS, "signal a", "signal b", "cancel"),
+    _forked("children", _parented, *FORKS, "child ok", "child fails"),
+    _forked("a budget", _bought, *FORKS, "raise", fates=("reset",), budget=Budget(usd="0.0004", calls=8)),
+    _forked("and reopened", _paid, "fork", "retry", "rewind", "fork to new code", fates=("reset", "refused")),
 ]
 SCENARIOS = [
     Scenario("in a row", in_a_row),

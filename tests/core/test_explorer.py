@@ -10,7 +10,7 @@ import pytest
 from tests import figures
 from tests.core.explorer import Effort, Found, Tally, explore
 from tests.core.guards import GUARDS, Guard
-from tests.core.scenario import CHECKPOINTED, REOPENED, SCENARIOS, WALKS, Scenario
+from tests.core.scenario import CHECKPOINTED, FORKED, REOPENED, SCENARIOS, WALKS, Scenario
 
 # All courses of a run that differ in up to eight places from the ordinary one, and a death at each place of each of them.
 WIDE: Effort = [(8, 3000)]
@@ -116,10 +116,19 @@ def test_every_promise_holds_when_the_agent_takes_checkpoints(scenario: Scenario
     assert tally.moves.keys() >= {"read", "commit"}
 
 
+@pytest.mark.parametrize("deep", [False, pytest.param(True, marks=pytest.mark.full)], ids=["in order", "at random"])
+@pytest.mark.parametrize("scenario", FORKED, ids=[scenario.name for scenario in FORKED])
+def test_every_promise_holds_when_a_person_forks_the_run(scenario: Scenario, deep: bool) -> None:
+    tally = explore(scenario, REOPEN_WALK if deep else REOPEN, seed=7, most_points=REOPEN_POINTS, deep=deep)
+    _count(scenario, tally)
+    assert tally.points >= REOPEN_POINTS
+    assert tally.moves.keys() >= {"fork", "fork to new code"}
+
+
 @pytest.mark.parametrize("guard", GUARDS, ids=[guard.off.__name__ for guard in GUARDS])
 def test_without_a_guard_a_promise_breaks(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     guard.off(monkeypatch)
-    scenario = next(scenario for scenario in (*SCENARIOS, *REOPENED, *CHECKPOINTED) if scenario.name == guard.scenario)
+    scenario = next(scenario for scenario in (*SCENARIOS, *REOPENED, *CHECKPOINTED, *FORKED) if scenario.name == guard.scenario)
     with pytest.raises(Found) as found:
         explore(scenario, REOPEN if scenario.is_reopened else [(5, 3000), (2, 4)], most_points=25_000)
     assert re.search(guard.breaks, str(found.value).partition("\n")[0]), found.value
@@ -150,7 +159,7 @@ def test_soak() -> None:
             recoveries += wide.recoveries + deep.recoveries
             took = time.process_time() - begun
             print(f"{points:>10,} of {SOAK_POINTS:,} crash points, {recoveries:,} recoveries, {took:.0f} s: {scenario.name}", flush=True)
-        for scenario in REOPENED:
+        for scenario in (*REOPENED, *FORKED):
             points += explore(scenario, [(6, 60 * turn), (4, 10), (2, 3)], seed=turn, most_points=10_000).points
             points += explore(scenario, REOPEN_WALK, seed=turn, most_points=10_000, deep=True).points
         for scenario in WALKS:

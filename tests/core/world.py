@@ -12,6 +12,7 @@ after the last moment at which the request could have been sent, it may stay in 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from copy import copy
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ from perdure.core.events import (
     RunCancelled,
     RunClaimed,
     RunCreated,
+    RunForked,
     RunPaused,
     RunReopened,
     RunUnpaused,
@@ -53,12 +55,15 @@ from perdure.core.events import (
     ToolCallResolved,
     encode_body,
 )
-from perdure.core.identity import KEY_SCHEME
+from perdure.core.fork import LiveFork, check_copies, copies, fork_point, live_fork
+from perdure.core.identity import KEY_SCHEME, CallKeys
+from perdure.core.machine import CallTool
 from perdure.core.rate import Rate, next_start
+from perdure.core.rehearsal import ForkJournal, Rehearsal
 from perdure.core.reopen import reopening, retry_point
 from perdure.core.run_core import RunSettings
 from perdure.core.state import FINISHED, CallState, RunState, fold, image_problem, raised, unsettled
-from perdure.core.steps import InboxRow, RowChange, StepAppend
+from perdure.core.steps import Begin, InboxRow, RowChange, StepAppend
 from perdure.core.transitions import landing
 from perdure.errors import Conflict, Diverged, InvalidInput, StoreCorrupt
 
@@ -103,7 +108,7 @@ class Journal:
     `extended` makes longer ones; the same events give the same object.
     """
 
-    __slots__ = ("_after", "_digest", "_points", "cancelled_at", "events", "number", "patient", "state")
+    __slots__ = ("_after", "_digest", "_fork_points", "_points", "cancelled_at", "events", "number", "patient", "state")
 
     def __init__(self, number: int, events: tuple[Event, ...], state: RunState, patient: bool, cancelled_at: int) -> None:
         self.number = number
@@ -114,6 +119,7 @@ class Journal:
         self._after: dict[bytes, Journal] = {}
         self._digest: bytes | None = None
         self._points: list[int] | None = None
+        self._fork_points: list[int] | None = None
 
     @classmethod
     def begun(cls, agent: Agent[Any, Any], *, patient: bool) -> Journal:
@@ -174,6 +180,42 @@ class Journal:
             return None
         return point
 
+    @property
+    def fork_points(self) -> list[int]:
+        """The events at which a person can make a live fork. All others must be refused, with words."""
+        if self._fork_points is None:
+            self._fork_points = []
+            for seq in range(self.seq + 2):
+                try:
+                    check_copies(self.events)
+                    self._fork("f", fork_point(RUN, self.events, seq, ()), self.state.version, START)
+                except (Conflict, InvalidInput):
+                    continue
+                self._fork_points.append(seq)
+        return self._fork_points
+
+    def _fork(self, run_id: str, at: int, version: str, now: int) -> LiveFork:
+        created = self.state.created
+        assert created is not None
+        forked = RunForked(run_id, created.run_id, at, "", "ann")
+        return live_fork(
+            self.events, fold(self.events), forked, {}, version=version, input=None, target=None, now=now, ids=itertools.repeat(_NO_ID)
+        )
+
+    def forked(self, run_id: str, at: int, agent: Agent[Any, Any], now: int, numbers: Numbers) -> Journal:
+        """The journal of a live fork. Raises Violation if it cannot be one."""
+        before = _encode(self.events)
+        fork = self._fork(run_id, at, agent.version, now)
+        if _encode(self.events) != before:
+            raise Violation(f"a fork at event {at} has changed the journal of the run that was forked (T35)")
+        mark = _encode(fork.events)
+        after = self._after.get(mark)
+        if after is None:
+            after = self._after[mark] = Journal(0, (), RunState(), self.patient, 0).extended(fork.events, numbers)
+            if digest_of(fork.state) != after.digest:
+                raise Violation(f"the state of a fork at event {at} is not the fold of its events:\n{fork.state}\n{after.state}")
+        return after
+
     def extended(self, events: Sequence[Event], numbers: Numbers) -> Journal:
         """The journal with these events added. Raises Violation if these events are not allowed there."""
         if not events:
@@ -225,6 +267,10 @@ class Journal:
         age_us = ts - call.first_ts
         if call.effect == "keyed" and (call.doubtful or call.phase == "started") and not -60 * SECOND <= age_us <= KEY_WINDOW_S * SECOND:
             raise Violation(f"call {call.number} is begun again under a key that is {age_us / SECOND:.0f} s old (T14)")
+
+
+def _inline(payload: codec.Payload) -> bytes:
+    return payload.inline or b""
 
 
 class Numbers:
@@ -340,6 +386,7 @@ class World:
         *("agent", "distinct", "journal", "numbers", "status", "ready_at", "held", "lost", "crashes", "attention"),
         *("inbox", "posted", "signals", "cancelled", "approvals", "limits", "spent", "reserved", "beside", "rates", "starts"),
         *("services", "written", "paid", "children", "real", "skew", "env", "deaths", "differed"),
+        *("parent_keys", "parent_calls"),
     )
 
     def __init__(self, agent: Agent[Any, Any], env: tuple[str, ...], beside: Amounts, *, patient: bool, distinct: bool = False) -> None:
@@ -378,6 +425,9 @@ class World:
         # How this world came about. This is no part of its identity.
         self.deaths = 0
         self.differed = 0  # moves so far that were not the ordinary course
+        # Of the runs that were forked. The journal says the same, so this is no part of the world's identity either.
+        self.parent_keys: tuple[CallKeys, ...] = ()
+        self.parent_calls: frozenset[int] = frozenset()  # those of class once or keyed that have begun
 
     def copied(self) -> World:
         other = World.__new__(World)
@@ -388,6 +438,12 @@ class World:
         other.services = self.services.copy()
         other.children = self.children.copy()
         return other
+
+    @property
+    def run_id(self) -> str:
+        created = self.journal.state.created
+        assert created is not None
+        return created.run_id
 
     @property
     def now(self) -> int:
@@ -623,9 +679,77 @@ class World:
             self.children[number] = "alive"
         return True
 
+    # -- people fork the run: from then on this is the world of the fork, and no worker claims the other run any more -------
+    def fork(self, at: int, agent: Agent[Any, Any]) -> bool:
+        """As reopen.py and store/archive.py fork a run. False: other code asks for other calls, and nothing has changed."""
+        self._check_rehearsal(at, agent)
+        journal = self.journal
+        after = journal.forked(f"{self.run_id}-fork", at, agent, self.now, self.numbers)
+        try:
+            agent.replayed(_clone(after.state), after.events, _inline, SETTINGS.max_steps)
+        except Diverged:
+            return False
+        self.parent_keys = (*self.parent_keys, journal.state.keys)
+        calls = journal.state.calls.values()
+        self.parent_calls = frozenset(call.number for call in calls if call.begun and call.effect in ("once", "keyed"))
+        self.journal, self.agent, self.cancelled = after, agent, False
+        self.status, self.ready_at, self.attention, self.lost, self.crashes = "queued", self.now, None, 0, 0
+        self.inbox, self.signals = (), after.state.signals
+        self.children = dict.fromkeys(self.children, "ended")
+        self.limits, self.spent, self.reserved, self.paid = after.state.budget, after.state.spent, NOTHING, 0
+        self.services = {number: service._replace(price=0) for number, service in self.services.items()}  # the parent has paid
+        reopened = next(event.body for event in reversed(after.events) if isinstance(event.body, RunReopened))
+        for number, standing in self.approvals.items():
+            status = "withdrawn" if number in reopened.withdrawn and standing.status in ("pending", "approved") else standing.status
+            self.approvals[number] = structs.replace(standing, request=after.state.asks[number].request, status=status)
+        return True
+
+    def check_not_of_parent(self, begin: Begin) -> None:
+        """What the run that was forked has done is not done again, and no call has a key that is, or may be, a key of that run."""
+        number, tool = begin.number, begin.tool
+        if number in self.parent_calls:
+            raise Violation(f"call {number}, of class {tool.effect}, of the run that was forked is attempted in the fork (T35)")
+        key = begin.key or begin.keys.key(number, tool.name)
+        if any(keys.key(number, tool.name) == key for keys in self.parent_keys):
+            raise Violation(f"call {number} of the fork has a key of the run that was forked (T35)")
+
+    def _check_rehearsal(self, at: int, agent: Agent[Any, Any]) -> None:
+        """A rehearsal from the same event holds no attempt, and none can follow."""
+        events, state = self.journal.events, self.journal.state
+        pack = lambda encoded: codec.pack(encoded, 1000)[0]  # noqa: E731
+        copied = copies(events[:at], "rehearsal", rehearses=self.run_id)
+        journal = ForkJournal(copied, "rehearsal", "t", pack, itertools.repeat(_NO_ID))
+        journal.add(RunForked("rehearsal", self.run_id, at, "", "ann"), self.now)
+        if agent.version != state.version:
+            journal.add(RunAdopted(agent.version, "ann"), self.now)
+        machine = agent.machine_of(_clone(state), _inline, SETTINGS.max_steps)
+        try:
+            rehearsal = Rehearsal(machine, events, at, journal, _inline)
+        except Diverged:
+            return
+        finally:
+            machine.close()
+        try:
+            after = fold(journal.events)
+        except StoreCorrupt as error:
+            raise Violation(f"a rehearsal from event {at}: {error} (G3)") from None
+        intents = [
+            (one.number, ToolCallInitiated(one.tool.name, one.tool.effect, args=pack(one.args)))
+            for one in rehearsal.questions
+            if isinstance(one, CallTool)
+        ]
+        forbidden: list[tuple[int | None, AnyBody]] = [(None, RunClaimed("w", "host:1")), *intents]
+        for number, body in forbidden:
+            epoch = after.epoch + (number is None)
+            try:
+                _clone(after).apply(Event(after.seq + 1, _NO_ID, self.now, epoch, number, after.seq, body))
+            except StoreCorrupt:
+                continue
+            raise Violation(f"{type(body).__name__} can follow in a rehearsal from event {at} (T35)")
+
     # -- limits ---------------------------------------------------------------------------------------------------------
     def ledgers(self) -> list[Ledger]:
-        return [] if self.limits is None else [Ledger(RUN, self.limits, self.spent, self.reserved + self.beside)]
+        return [] if self.limits is None else [Ledger(self.run_id, self.limits, self.spent, self.reserved + self.beside)]
 
     def place(self, rate: Rate, held: int | None) -> int:
         """As engine/local/limits.py answers, for one key."""
@@ -648,7 +772,7 @@ class World:
             self.signals += 1
         elif isinstance(body, CancelRequested):
             self.cancelled = True
-        row = InboxRow(self.posted, RUN, call, body, f"{self.posted:032x}")
+        row = InboxRow(self.posted, self.run_id, call, body, f"{self.posted:032x}")
         if self.held:
             self.inbox = (*self.inbox, Post(f"{self.posted} {label} {encode_body(body).decode()}", row))
             return

@@ -12,7 +12,7 @@ from typing import Any
 from tests.crash import fate, paid
 from tests.crash.ledger import Ledger
 
-from perdure import Call, Outcome, Run, Tool, ToolFailed, agent, tool
+from perdure import Budget, Call, Outcome, Run, Tool, ToolFailed, agent, tool
 
 ORDER = "order"
 OUTPUT = {"before": "before seen", "receipt": f"{ORDER} done", "after": "after seen"}
@@ -46,6 +46,13 @@ async def ask_the_service(what: str, call: Call) -> Outcome:
 async def look(what: str, call: Call) -> str:
     Ledger.here().note("looked", what, call)
     return f"{what} seen"
+
+
+@tool(effect="idempotent")
+async def deadly(what: str, call: Call) -> None:
+    """Kills the worker that performs it."""
+    Ledger.here().note("begun", what, call)
+    fate.die()
 
 
 @tool(effect="read")
@@ -133,6 +140,16 @@ async def lives(run: Run, kind: str) -> dict[str, str]:
 
 
 @agent(version="1")
+async def doomed(run: Run, rounds: int) -> None:
+    """Some lives with an effect each, and then a call that kills its worker."""
+    done: int = run.restored or 0
+    if done < rounds:
+        await idempotent(f"round {done}")
+        await run.checkpoint(done + 1)
+    await deadly("last")
+
+
+@agent(version="1")
 async def crossing(run: Run, kind: str) -> dict[str, str]:
     """The call under test is under way while the agent takes a checkpoint."""
     done: dict[str, str] = run.restored or {}
@@ -142,6 +159,12 @@ async def crossing(run: Run, kind: str) -> dict[str, str]:
         await run.checkpoint({"before": before, **({"receipt": order.result()} if order is not None and order.done() else {})})
     receipt = done["receipt"] if order is None else await order
     return {"before": done["before"], "receipt": receipt, "after": await look("after")}
+
+
+@agent(version="1", budget=Budget(calls=2, on_exceed="fail"))
+async def allowance(run: Run, kind: str) -> dict[str, str]:
+    """A look, the call under test, a look that the budget does not cover."""
+    return {"before": await look("before"), "receipt": await TOOLS[kind](ORDER), "after": await look("after")}
 
 
 @agent(version="1")

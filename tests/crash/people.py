@@ -43,9 +43,18 @@ async def _decide(app: Perdure, approval: str, granted: bool, by: str) -> str:
 
 
 def reopen(
-    folder: str, report: str, run_id: str, to: int | None = None, by: str = "ann", die: Sequence[Any] = (), barrier: str = "", mine: int = 0
+    folder: str,
+    report: str,
+    run_id: str,
+    to: int | None = None,
+    by: str = "ann",
+    die: Sequence[Any] = (),
+    barrier: str = "",
+    mine: int = 0,
+    add_calls: int | None = None,
 ) -> None:
     """Retry the run, or rewind it to this event; what came of it."""
+    add = None if add_calls is None else Budget(calls=add_calls)
     url, chosen = prepare(folder)
     if die:
         fate.seal(die)
@@ -55,7 +64,7 @@ def reopen(
             if barrier:
                 Barrier(barrier, mine).meet(1)
             try:
-                await (app.retry(run_id, by=by) if to is None else app.rewind(run_id, to, by=by))
+                await (app.retry(run_id, by=by, add=add) if to is None else app.rewind(run_id, to, by=by, add=add))
             except (Conflict, AlreadyRunning) as refused:
                 tell(report, answer=type(refused).__name__)
             else:

@@ -18,7 +18,7 @@ from perdure.store.open import open_store
 
 PROGRAM = '''
 import asyncio, os, signal, sys
-from perdure import Approval, Budget, Call, Perdure, ReAct, Run, Settings, agent, tool
+from perdure import Approval, Budget, Call, Perdure, Plan, ReAct, Run, Settings, Step, agent, ref, tool
 from perdure.models import Answer, Scripted, ToolUse
 
 url, version, what, deadly, place, moment = sys.argv[1:7]
@@ -40,6 +40,19 @@ async def _(order: str, cents: int, call: Call):
     there = os.path.exists("paid") and call.key in open("paid").read()
     return Outcome.happened("paid") if there else Outcome.not_happened(final=True)
 
+@tool(effect="keyed", timeout=5)
+async def refund_more(order: str, cents: int, why: str, call: Call) -> str:
+    fd = os.open("paid", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    os.write(fd, f"{order} {cents} {call.key}\\n".encode())
+    os.close(fd)
+    return "paid"
+
+@refund_more.reconcile
+async def _(order: str, cents: int, why: str, call: Call):
+    from perdure import Outcome
+    there = os.path.exists("paid") and call.key in open("paid").read()
+    return Outcome.happened("paid") if there else Outcome.not_happened(final=True)
+
 @agent(version=version, budget=Budget(calls=9))
 async def plain(run: Run, order: str) -> str:
     await look_up(order)
@@ -48,6 +61,10 @@ async def plain(run: Run, order: str) -> str:
 uses = lambda name, n, **args: Answer("", (ToolUse(f"u{n}", name, args),), stop="tools")
 LINES = [uses("look_up", 1, order="o"), uses("refund", 2, order="o", cents=500), uses("look_up", 3, order="p"), "done"]
 chat = ReAct("chat", model=Scripted(LINES), tools=[look_up, refund], instructions=f"Be {version}.", version=version)
+
+steps = [Step("look", look_up, {"order": "o"}), Step("pay", refund, {"order": "o", "cents": ref("look")})]
+steps += [] if version == "1" else [Step("again", refund_more, {"order": "p", "cents": ref("look"), "why": ref("pay")})]
+route = Plan("route", steps, version=version)
 
 count = 0
 
@@ -68,7 +85,7 @@ def guard(store):
     setattr(store, deadly, method)
 
 async def main():
-    async with Perdure(url, [] if what == "name" else [plain, chat], settings=Settings(lease_s=1.0, poll_s=0.02)) as app:
+    async with Perdure(url, [] if what == "name" else [plain, chat, route], settings=Settings(lease_s=1.0, poll_s=0.02)) as app:
         guard(app.store)
         if what == "drive":
             print(await app.handle("r").result(60))
@@ -83,6 +100,8 @@ async def main():
             await app.start("plain", order="o", id="r")
         elif what == "chat":
             await app.start(chat, "go", id="r")
+        elif what == "route":
+            await app.start(route, id="r")
 
 asyncio.run(main())
 '''
@@ -185,3 +204,24 @@ def test_the_turns_after_an_adoption_survive_a_kill_at_every_commit(place: Place
     assert len({line.split()[-1] for line in place.paid}) == len(place.paid) == 1
     requests = [json.loads(json.dumps(getattr(one, "tool", ""))) for one in found["ModelCallInitiated"]]
     assert len(requests) >= 4
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(("deadly", "number"), [("post", 1), *(("append", number) for number in range(1, 6))])
+def test_a_plan_that_is_adopted_survives_a_kill_at_every_commit(place: Place, deadly: str, number: int, moment: str) -> None:
+    assert place("1", "route")[0] == 0
+    assert place("1", "rest")[1] == "waiting_approval"
+    code, _ = place("2", "adopt", deadly if deadly == "post" else "", number, moment)
+    if code:
+        assert code == -signal.SIGKILL
+        assert len(check(place).get(FrameChanged.__name__, [])) == (moment == "after")
+        if moment == "before":
+            assert place("2", "adopt")[0] == 0
+    assert place("2", "approve")[0] == 0
+    place("2", "drive", deadly if deadly == "append" else "", number, moment)
+    assert place("2", "drive") == (0, "{'again': 'paid', 'look': 500, 'pay': 'paid'}")
+    found = check(place)
+    assert len(found[FrameChanged.__name__]) == 1
+    assert len(found["PlanGenerated"]) == 2
+    assert [line.split()[:2] for line in place.paid] == [["o", "500"], ["p", "500"]]
+    assert len({line.split()[-1] for line in place.paid}) == 2

@@ -13,7 +13,7 @@ from tests.crash.errands import ORDER, TOOLS
 from tests.crash.fate import ANY
 from tests.crash.world import KILLED, RUN, World
 
-from perdure.core.events import RunReopened
+from perdure.core.events import BudgetRaised, RunReopened
 from perdure.core.state import fold
 
 KINDS = [kind for kind in TOOLS if kind not in ("read", "idempotent")]
@@ -61,6 +61,27 @@ def test_a_person_who_is_killed_while_reopening_a_run_has_reopened_it_or_has_not
     # Another person retries: a run that was reopened already is queued, and cannot be retried.
     assert reopen(world) == ("Conflict" if happened else "done")
     check_once(world, world.rest("mishap", "once"), "once")
+
+
+@pytest.mark.parametrize("moment", ["before", "half", "handed", "kept", "after"])
+def test_a_person_who_is_killed_while_a_budget_is_raised_with_a_retry_has_done_both_or_neither(world: World, moment: str) -> None:
+    told = world.rest("allowance", "once")
+    assert (told["status"], "the budget of run" in told["error"]) == ("failed", True), told
+    reopen(world, add_calls=1, die=["reopen", moment, 1])
+    happened = [sum(isinstance(event.body, kind) for event in world.look()[1]) for kind in (RunReopened, BudgetRaised)]
+    assert happened in ([[0, 0]] if moment in ("before", "half") else [[1, 1]] if moment in ("kept", "after") else [[0, 0], [1, 1]])
+    check_journal(world)
+    assert _limit(world) == 2 + happened[1]
+    assert reopen(world, add_calls=1) == ("Conflict" if happened[0] else "done")
+    told = world.rest("allowance", "once")
+    assert (told["status"], told["output"]) == ("succeeded", OUTPUT), told
+    check_journal(world)
+    assert (_limit(world), len(world.ledger.effects())) == (3, 1)
+
+
+def _limit(world: World) -> int | None:
+    with world.journal.reading() as store:
+        return store.ledgers(RUN)[0].limits.calls
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ EXTRA: Mapping[str, Public] = {
 
 # Members that are there for perdure's own modules, and may change in any version.
 INSIDE: Mapping[str, str] = {
-    "Agent": "bind rebind misfits takes parameter_names encode_result decode_result home machine machine_of replayed keeps_its_plan facts_of "
+    "Agent": "bind rebind misfits takes parameter_names encode_result decode_result home machine machine_of replayed facts_of "
     "result_misfit with_model",
     "AgentInput": "agent encoded",
     "Approval": "check_for request",
@@ -65,7 +65,7 @@ INSIDE: Mapping[str, str] = {
     "OpenAI": "body answer identity",
     "Scripted": "answer",
     "Perdure": "ask load engine reading store start_encoded abort",
-    "Plan": "keeps_its_plan facts_of",
+    "Plan": "facts_of frame_change check_open_calls declared",
     "Rate": "step_us",
     "ReAct": "agents bind encode_result decode_result description schema facts_of result_misfit with_model",
     "Retry": "covers delay_s",

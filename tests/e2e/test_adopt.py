@@ -70,7 +70,7 @@ def test_a_parked_conversation_goes_on_with_the_new_prompt(desk: Desk) -> None:
     (changed,) = [event for event in desk.lines("events", "r") if event["type"] == "frame_changed"]
     body = changed["data"]
     assert (body["version"], body["by"], body["note"]) == ("2", "ann", "kinder")
-    assert "version 2 goes on with it from its next turn on: ann says so" in desk("why", "r")
+    assert "version 2 goes on with it from its next turn or step on: ann says so" in desk("why", "r")
     desk.approve("r")
     assert desk("resume", "r", "newer.py:support") == "all done\n"
     assert (desk.folder / "paid.txt").read_text().count("o-1 500") == 1

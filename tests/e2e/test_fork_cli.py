@@ -171,7 +171,10 @@ def test_a_stored_fork_is_a_run_that_every_page_reads_and_nothing_drives(shop: D
     assert 'status   waiting: nothing: it would now make call 2: pay({"cents":700,"order":"o-7"})' in out
     assert "a fork of run r at event 3, made by ann: a rehearsal, and nothing in it has touched the world" in shop("why", "f")[1]
     assert "call 1 look gets 700 (edited by a person); no attempt was made" in shop("events", "f")[1]
-    assert "fork of r" in shop("list")[1]
+    assert "the rehearsal stops here as waiting: nothing: it would now make call 2: pay" in shop("events", "f")[1]
+    assert "released" not in shop("events", "f")[1].partition("forked run r")[2]
+    assert "rehearsal, fork of r; nothing: it would now make" in shop("list")[1]
+    assert shop("retry", "f", "--dry-run")[2].startswith("perdure: run f is a rehearsal, a fork of run r: no worker drives it")
     assert "ann forked run r at event 3, with another result of call 1" in shop("trace", "f")[1]
     assert "agent waits for call 2 pay(cents=700, order='o-7')" in shop("inspect", "f")[1]
     assert shop("replay", "f")[0] == 0
@@ -213,6 +216,8 @@ def test_a_live_fork_lists_what_may_happen_twice_and_needs_a_yes(shop: Desk) -> 
     assert code == 0
     assert "may happen twice:" in err, "the list is printed also without a question"
     assert out.startswith("run f is queued: it goes on from event 3 of run r; a worker goes on with it, or here: perdure resume f")
+    assert "live fork of r" in shop("list")[1]
+    assert [line["fork_of"] for line in map(json.loads, shop("list", "--json")[1].splitlines())] == ["r", None]
     code, _, err = shop(*words, "--yes")
     assert (code, "run f exists" in err) == (2, True)
     assert shop.ledger == ["look o-7", "pay o-7 500"]

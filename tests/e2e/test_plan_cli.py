@@ -174,7 +174,7 @@ def test_a_worker_serves_a_plan_from_a_file(tmp_path: Path) -> None:
     assert "serving child@1" in said  # the agent that is a step of it
 
 
-def test_a_plan_that_was_changed_under_a_run_is_refused_until_it_is_adopted_and_then_diverges(tmp_path: Path) -> None:
+def test_a_plan_whose_begun_steps_have_changed_under_a_run_is_refused_and_names_the_step(tmp_path: Path) -> None:
     asks = PLAN.replace('after = ["right"]', 'after = ["right"]\napproval = true')
     written(tmp_path, asks)
     assert perdure(tmp_path, "run", "plan.toml", "--tools", "tools.py", "service=shop", "--id", "r").returncode == 3
@@ -184,19 +184,43 @@ def test_a_plan_that_was_changed_under_a_run_is_refused_until_it_is_adopted_and_
     refused = perdure(tmp_path, "resume", "r")
     assert refused.returncode == 2
     assert "was begun with version" in refused.stderr
-    assert "it cannot go on with the run, because it asks for something else" in refused.stderr
-    assert "or end the run (perdure cancel r) and begin another one" in refused.stderr
-    assert "adopt" not in refused.stderr  # it would diverge
+    assert "its step right has begun, and this plan has no such step" in refused.stderr
+    assert "perdure adopt" not in refused.stderr  # it would be refused
     again = perdure(tmp_path, "run", "plan.toml", "--tools", "tools.py", "service=shop", "--id", "r")
     assert again.returncode == 2
-    assert "it cannot go on with the run, because it asks for something else" in again.stderr
+    assert "its step right has begun, and this plan has no such step" in again.stderr
     assert "FILE.py" not in again.stderr
     advised = perdure(tmp_path, "why", "r").stdout
     assert "NEW_FILE.py:plan" not in advised
     adopted = perdure(tmp_path, "resume", "r", "plan.toml", "--tools", "tools.py", "--adopt")
-    assert adopted.returncode != 0
-    assert "a run follows the plan that it was begun with" in adopted.stderr
+    assert adopted.returncode == 2
+    assert "its step right has begun, and this plan has no such step" in adopted.stderr
     assert sorted(ledger(tmp_path)) == ["left", "right", "shop"]
+
+
+def test_a_plan_file_whose_later_steps_have_changed_goes_on_with_a_run_that_it_adopts(tmp_path: Path) -> None:
+    asks = PLAN.replace('after = ["right"]', 'after = ["right"]\napproval = true')
+    written(tmp_path, asks)
+    assert perdure(tmp_path, "run", "plan.toml", "--tools", "tools.py", "service=shop", "--id", "r").returncode == 3
+    more = '\n[[steps]]\nname = "after"\ntool = "act"\nargs = { name = { "$ref" = ["last"] } }\n'
+    (tmp_path / "plan.toml").write_text(asks + more)
+    refused = perdure(tmp_path, "resume", "r")
+    assert refused.returncode == 2
+    assert "let this code go on with it, which fits its journal: perdure adopt r" in refused.stderr
+    dry = perdure(tmp_path, "adopt", "r", "plan.toml", "--tools", "tools.py", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert "nothing was written" in dry.stdout
+    adopted = perdure(tmp_path, "adopt", "r", "plan.toml", "--tools", "tools.py", "--by", "ann")
+    assert adopted.returncode == 0, adopted.stderr
+    assert "goes on with it" in perdure(tmp_path, "why", "r").stdout
+    (asked,) = [json.loads(line) for line in perdure(tmp_path, "approvals", "--json").stdout.splitlines()]
+    assert perdure(tmp_path, "approve", asked["approval"], "--by", "ben").returncode == 0
+    done = perdure(tmp_path, "resume", "r")
+    assert done.returncode == 0, done.stderr
+    assert sorted(ledger(tmp_path)) == ["LEFT", "left", "right", "shop"]
+    assert perdure(tmp_path, "verify", "r").returncode == 0
+    same = perdure(tmp_path, "replay", "r", "plan.toml", "--tools", "tools.py")
+    assert same.returncode == 0, same.stdout
 
 
 def test_check_only_prints_the_order_and_makes_no_journal(tmp_path: Path) -> None:

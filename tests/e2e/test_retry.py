@@ -21,7 +21,7 @@ from tests.servers import forked
 AGENTS = """
 import asyncio, os, time
 from pathlib import Path
-from perdure import Call, Outcome, Run, agent, tool
+from perdure import Budget, Call, Outcome, Run, agent, tool
 
 HERE = Path(__file__).parent
 
@@ -80,6 +80,20 @@ async def family(run: Run) -> str:
 @agent(version="1")
 async def shipper(run: Run) -> str:
     return await ship("rome")
+
+@agent(version="1", budget=Budget(calls=1, on_exceed="fail"))
+async def spender(run: Run) -> str:
+    await pay(1)
+    return await pay(2)
+
+@agent(version="1", budget=Budget(calls=1))
+async def saver(run: Run) -> str:
+    await pay(1)
+    return await pay(2)
+
+@agent(version="1")
+async def holding(run: Run) -> str:
+    return await spender()
 
 @agent(version="1")
 async def fan(run: Run) -> str:
@@ -229,6 +243,50 @@ def test_the_children_that_failed_go_on_with_their_parent(desk: Desk) -> None:
     assert "all as they were written" in desk("verify")
 
 
+def test_a_budget_is_raised_together_with_a_retry_and_why_says_how(desk: Desk) -> None:
+    desk.failed("spender", "s1")
+    step = desk.lines("why", "s1")[0]["next"][0]
+    assert step["command"] == "perdure retry s1 --add-calls N"
+    assert step["does"].startswith("add N to the budget of run s1 (it needs at least 1 call), and let the run go on; 1 call with a result")
+    assert "run s1 would stop again" not in desk("retry", "s1", "--dry-run")
+    preview = desk("retry", "s1", "--add-calls", "1", "--dry-run")
+    assert "  added to its budget: 1 call\n" in preview
+    assert "limits calls and not usd" in desk.refusal("retry", "s1", "--add-usd", "5", "--yes")
+    assert desk.show("s1")["status"] == "failed"
+    desk("retry", "s1", "--add-calls", "1", "--yes", "--by", "ann", "--reason", "worth it")
+    assert desk("resume", "s1") == "paid 2\n"
+    assert desk.ledger == ["pay 1", "pay 2"]
+    assert "ann added 1 call to the run's budget: worth it" in desk("events", "s1")
+    # A child with a budget of its own: the run at the top is retried, and the budget of the child is raised.
+    desk.failed("holding", "h1")
+    for run_id in ("h1", "h1/1"):
+        assert desk.lines("why", run_id)[0]["next"][0]["command"] == "perdure retry h1 --add-calls N"
+    assert "run h1/1 has no budget" not in desk("retry", "h1", "--add-calls", "1", "--yes")
+    assert desk("resume", "h1") == "paid 2\n"
+    assert "all as they were written" in desk("verify")
+
+
+def test_a_rewind_raises_the_budget_too_and_a_run_without_one_is_refused(one: Desk) -> None:
+    one.failed("spender", "s1")
+    one("rewind", "s1", "--to", "2", "--add-calls", "1", "--yes")
+    assert one("resume", "s1") == "paid 2\n"
+    assert one.ledger == ["pay 1", "pay 2"]
+    one.failed("order", "o1")
+    assert "run o1 has no budget, so nothing can be added to it" in one.refusal("retry", "o1", "--add-usd", "5", "--yes")
+    assert "--add-usd '0' adds nothing" in one.refusal("retry", "o1", "--add-usd", "0", "--yes")
+
+
+def test_a_retry_with_a_raise_of_a_run_that_its_budget_has_stopped_is_the_unpause_that_it_needs(one: Desk) -> None:
+    one("run", "shop.py:saver", "--id", "s1", code=4)
+    assert "add to it with perdure unpause" in one.refusal("retry", "s1", "--yes")
+    assert "added to the budget that it has used up: 1 call" in one("retry", "s1", "--add-calls", "1", "--dry-run")
+    assert one.lines("retry", "--where", "status:needs_attention", "--add-calls", "1", "--yes") == [{"run_id": "s1", "dry_run": False}]
+    assert one("resume", "s1") == "paid 2\n"
+    one.put("down")
+    one("run", "shop.py:shipper", "--id", "d1", code=4)
+    assert "may have happened" in one.refusal("retry", "d1", "--add-calls", "1", "--yes")
+
+
 def test_a_call_in_doubt_must_be_resolved_first(one: Desk) -> None:
     one.put("down")
     one("run", "shop.py:shipper", "--id", "s1", code=4)
@@ -332,6 +390,9 @@ def test_on_a_terminal_the_preview_comes_first_and_no_is_the_default(one: Desk) 
     assert said.index("kept, and not made again: 2 calls") < said.index("[y/N]")
     assert "call 3 pay (keyed): completed; its tool has an undo" in said
     assert one.show("o1")["status"] == "failed"
+    one.failed("spender", "s1")
+    code, said = typed(one, "n\n", "retry", "s1", "--add-calls", "2")
+    assert (code, said.index("added to its budget: 2 calls") < said.index("[y/N]")) == (2, True)
     code, said = typed(one, "y\n", "rewind", "o1", "--to", "6")
     assert code == 0
     assert "is queued, from event 6" in said
@@ -394,6 +455,18 @@ def test_a_query_retries_the_failed_runs_and_lists_those_that_it_cannot(desk: De
     assert desk("resume", "f1") == "below\n"
     assert desk.show("o1")["status"] == "failed", "its error is another one"
     assert all(one["reason"] == "up again" for one in desk.show("r0")["reopened"])
+
+
+def test_a_query_raises_the_budget_of_each_run_and_lists_the_runs_that_have_none(desk: Desk) -> None:
+    for run_id in ("s1", "s2"):
+        desk.failed("spender", run_id)
+    desk.failed("order", "o1")
+    done = desk.run("retry", "--where", "status:failed", "--add-calls", "3", "--yes")
+    assert (done.returncode, done.stdout.startswith("2 runs queued; 1 not")) == (1, True), done.stdout
+    assert "not retried: run o1 has no budget" in done.stderr
+    for run_id in ("s1", "s2"):
+        assert desk.lines("why", run_id)[0]["budgets"][0]["limits"][0]["limit"] == 4
+        assert desk("resume", run_id) == "paid 2\n"
 
 
 def test_a_query_without_a_status_leaves_cancelled_runs_alone(one: Desk) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.unit.postgres_tools import raw as raw_postgres
 from tests.unit.test_checkpoints import DONE, check, go, prune, rests, turns, work
 
 from perdure import Budget, Perdure, Run, agent, tool
@@ -316,6 +317,22 @@ def test_a_fork_that_was_planned_before_the_prune_is_not_stored(url: str, store:
     with pytest.raises(NotFound, match="events of run r were removed meanwhile"):
         fork_of_large(url)
     assert store.get("f") is None
+
+
+def test_a_fork_and_a_prune_of_the_same_run_wait_for_each_other(postgres_url: str) -> None:
+    asyncio.run(rests(postgres_url, large, then=lambda app: app.start(large, id="r")))
+    signal(postgres_url, "go")
+    prunes = raw_postgres(postgres_url)
+    prunes.execute(b"BEGIN")
+    prunes.execute(b"SELECT 1 FROM perdure_runs WHERE run_id = 'r' FOR NO KEY UPDATE")  # as a prune does first
+    forks = threading.Thread(target=fork_of_large, args=(postgres_url,))
+    forks.start()
+    forks.join(2)
+    assert forks.is_alive()
+    prunes.execute(b"ROLLBACK")
+    forks.join(20)
+    assert not forks.is_alive()
+    prunes.close()
 
 
 # -- what users have in payloads ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.drive_tools import outline, perdure, run, status_of, until
 
-from perdure import Agent, Conflict, Diverged, InvalidInput, Perdure, Run, RunFailed, UnknownAgent, agent, tool
+from perdure import Agent, Approval, Conflict, Diverged, InvalidInput, Perdure, Run, RunFailed, UnknownAgent, agent, tool
 from perdure.core.events import PatchMarked, PinChanged, RunAdopted
 from perdure.errors import WrongVersion
 from perdure.tool import Tool
@@ -185,6 +185,46 @@ def test_code_that_does_something_else_cannot_be_adopted(tmp_path: Path) -> None
         async with perdure(tmp_path / "db", [flow(old, "1")]) as app:
             await app.signal("r", "go", "on")
             assert await app.handle("r").result() == "on"
+
+    run(main())
+
+
+@pytest.mark.parametrize("widened", [False, True])
+def test_a_call_that_waits_for_an_approval_keeps_the_arguments_that_people_are_asked_about(widened: bool, tmp_path: Path) -> None:
+    paid: list[Any] = []
+
+    @tool(effect="once", name="pay", approval=Approval())
+    async def pay(cents: int) -> None:
+        paid.append(cents)
+
+    @tool(effect="once", name="pay", approval=Approval())
+    async def pay_in(cents: int, currency: str = "USD") -> None:
+        paid.append((cents, currency))
+
+    def paying(pay: Any, version: str) -> Agent[Any, Any]:
+        async def fn(run: Run) -> None:
+            await pay(5)
+
+        return flow(fn, version)
+
+    async def main() -> None:
+        async with perdure(tmp_path / "db", [paying(pay, "1")]) as app:
+            await app.start("flow", id="r")
+            await app.drive("r", wait=False)
+        async with perdure(tmp_path / "db", [paying(pay_in if widened else pay, "2")]) as app:
+            (asked,) = await app.approvals()
+            if widened:
+                before = await app.handle("r").events()
+                with pytest.raises(
+                    Conflict, match=r"its call 1 \(pay\) waits for an approval, and this code would make it with other arguments"
+                ):
+                    await app.adopt("r", by="ann")
+                assert await app.handle("r").events() == before
+            else:
+                await app.adopt("r", by="ann")
+                await app.approve(asked.approval, by="ann")
+                assert (await app.drive("r")).status == "succeeded"
+                assert paid == [5]
 
     run(main())
 

@@ -914,7 +914,7 @@ def test_another_plan_under_the_same_version_stops_as_diverged_and_names_both(tm
             said = row.error or ""
             assert first.digest[:12] in said
             assert second.digest[:12] in said
-            assert "resume it with that one, or start a new run" in said
+            assert "resume it with that one, or adopt it as a new version" in said
         assert DONE == []
         async with perdure(tmp_path / "db", [first]) as app:
             await app.unpause("r")

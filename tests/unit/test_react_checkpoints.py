@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import InvalidInput, Perdure, ReAct, tool
+from perdure import Circles, InvalidInput, Perdure, ReAct, tool
 from perdure.core.events import CheckpointTaken, ModelCallInitiated
 from perdure.core.state import fold
 from perdure.models.messages import Answer, Assistant, Message, Request, ToolResult, ToolUse, User, check
@@ -165,3 +166,59 @@ def test_the_conversation_keeps_an_assistant_and_its_results_together() -> None:
     check(old)
     conversation.replace(len(old), "in short")
     check(conversation.messages)
+
+
+# -- circles ------------------------------------------------------------------------------------------------------------
+class Stubborn(Model):
+    """Looks at the same page again and again."""
+
+    def __init__(self) -> None:
+        super().__init__("stubborn")
+
+    async def answer(self, request: Request, call: Any) -> Answer:
+        return Answer(uses=(ToolUse("u1", "look_again", {"page": 1}),), stop="tools")
+
+
+def _stubborn(url: str, leave_at: int | None = None) -> tuple[int, list[int], str]:
+    """How often it looked until it was stopped, after how many looks each checkpoint was, and what was said.
+
+    A worker takes it as far as the look `leave_at`, and another one goes on.
+    """
+    looks, leave = 0, asyncio.Event()
+
+    @tool(effect="read")
+    async def look_again(page: int) -> str:
+        nonlocal looks
+        looks += 1
+        if looks == leave_at:
+            leave.set()
+        return f"page {page}: " + "x" * 400
+
+    agent = ReAct(
+        "stubborn", version="1", model=Stubborn(), tools=[look_again], checkpoint_bytes=1_500, max_turns=100, circles=Circles(repeats=6)
+    )
+
+    async def main() -> tuple[int, list[int], str]:
+        async with Perdure(url, agents=[agent]) as app:
+            await app.start(agent, "look", id="r")
+            await app.engine.drive("r", wait=False, stop=leave)
+        async with Perdure(url, agents=[agent]) as app:
+            row = await app.drive("r", wait=False)
+            assert (row.status, row.attention) == ("needs_attention", "circling"), row
+            done, after = 0, []
+            for event in await app.handle("r").events():
+                done += event.type == "tool_call_completed"
+                if isinstance(event.body, CheckpointTaken):
+                    after.append(done)
+            return looks, after, str(row.error)
+
+    return asyncio.run(main())
+
+
+def test_a_circle_is_counted_within_a_life_and_a_resume_counts_the_same(tmp_path: Path) -> None:
+    looks, after, said = _stubborn(f"sqlite:///{tmp_path}/whole.db")
+    assert after, "it has taken a checkpoint before it was stopped"
+    assert looks == after[-1] + 6
+    assert "has returned the same result 6 times in a row" in said
+    for leave_at in (after[-1] - 1, after[-1], after[-1] + 1, after[-1] + 5):
+        assert _stubborn(f"sqlite:///{tmp_path}/{leave_at}.db", leave_at)[:2] == (looks, after), leave_at

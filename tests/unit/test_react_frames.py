@@ -354,7 +354,8 @@ def test_a_frame_changes_also_when_checkpoints_are_taken_before_or_after_it(tmp_
             assert len([seq for seq in checkpoints if seq > changed]) == (after is not None)
             replays(app, code)
             row = app.store.get("r")
-            assert row is not None and verify_run(app.store, row).problem is None
+            assert row is not None
+            assert verify_run(app.store, row).problem is None
 
     run(main())
 

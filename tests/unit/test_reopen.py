@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from tests.unit.drive_tools import ManualClock, perdure, run
 
-from perdure import Agent, Approval, Budget, Call, Fatal, Outcome, Perdure, Retry, Run, Tool, Usage, agent, tool
+from perdure import Agent, Approval, Budget, Call, Fatal, Outcome, Perdure, Plan, Retry, Run, Step, Tool, Usage, agent, tool
 from perdure.core.events import (
+    BudgetRaised,
     CancelRequested,
     ChildStarted,
     Event,
@@ -400,6 +401,84 @@ def test_a_retry_after_a_budget_was_exceeded_asks_again_for_money():
         (ledger,) = app.store.ledgers("r")
         assert (ledger.spent.usd_micros, ledger.reserved.usd_micros) == (1000, 0)
         assert world.log == ["ask one"]
+
+    scenario(world, a)(test)
+
+
+def test_a_retry_with_a_raise_goes_on_where_the_budget_was_exceeded():
+    world = World()
+    ask = world.tool("ask", cost=Usage(usd_micros=1000))
+
+    @agent(name="a", budget=Budget(usd="0.0015", on_exceed="fail"))
+    async def a(run: Run) -> list[str]:
+        return [await ask("one"), await ask("two")]
+
+    async def test(app: Perdure) -> None:
+        before = await journal(app)
+        more = Budget(usd="0.001")
+        with pytest.raises(Conflict, match=r"would stop again at once: .* it takes at least 0\.0005") as no:
+            await app.retry("r", add=Budget(usd="0.0001"))
+        assert no.value.hint == "add that: perdure retry r --add-usd 0.0005"
+        with pytest.raises(Conflict, match="limits usd and not calls, so no calls can be added"):
+            await app.retry("r", add=Budget(calls=3))
+        with pytest.raises(InvalidInput, match="add="):
+            await app.retry("r", add=5)  # type: ignore[arg-type]
+        preview = await app.retry("r", dry_run=True, add=more)
+        assert await journal(app) == before
+        assert app.store.ledgers("r")[0].limits.usd_micros == 1500
+        assert await app.retry("r", by="ann", reason="worth it", add=more) == preview
+        assert preview.added == more.limits
+        reopened, raised = (await journal(app))[len(before) :]
+        assert isinstance(reopened.body, RunReopened)
+        assert (raised.body, raised.cause) == (BudgetRaised(more.limits, "ann", "worth it"), reopened.seq)
+        assert await ended(app) == "succeeded"
+        (ledger,) = app.store.ledgers("r")
+        assert (ledger.limits.usd_micros, ledger.spent.usd_micros) == (2500, 2000)
+        assert world.log == ["ask one", "ask two"]
+
+    scenario(world, a)(test)
+
+
+def test_what_is_added_needs_a_budget():
+    world = World()
+
+    @agent(name="a")
+    async def a(run: Run) -> None:
+        world.fail_if_broken()
+
+    async def test(app: Perdure) -> None:
+        before = await journal(app)
+        with pytest.raises(Conflict, match=r"^run r has no budget, so nothing can be added to it$"):
+            await app.retry("r", add=Budget(usd=1))
+        with pytest.raises(Conflict, match=r"^run r has no budget, so nothing can be added to it$"):
+            await app.rewind("r", 2, add=Budget(usd=1))
+        assert await journal(app) == before
+
+    scenario(world, a)(test)
+
+
+def test_after_a_rewind_with_a_raise_new_code_is_new_from_the_first_signal_of_that_commit_on():
+    """The agent has not reacted to the signals in the commit of the rewind yet. So `patched` is true there."""
+    world = World()
+    put = world.tool("put", "once")
+
+    @agent(name="a", budget=Budget(calls=1, on_exceed="fail"))
+    async def a(run: Run) -> str:
+        first = await run.receive("go")
+        if not world.bug and run.patched("extra"):
+            await put("extra")
+        await put(f"{first} and {await run.receive('go')}")
+        return str(await put("last"))
+
+    async def test(app: Perdure) -> None:
+        for what in ("one", "two"):
+            await app.signal("r", "go", what)
+        assert await ended(app) == "failed"
+        first = next(event.seq for event in await journal(app) if isinstance(event.body, SignalReceived))
+        world.bug = False
+        await app.rewind("r", first - 1, add=Budget(calls=2))
+        assert await ended(app) == "succeeded"
+        assert world.log == ["put one and two", "put extra", "put last"]
 
     scenario(world, a)(test)
 
@@ -797,6 +876,90 @@ def test_fresh_reads_again_and_makes_no_effect_again():
     scenario(world, a)(test)
 
 
+@pytest.mark.parametrize("back_to", [2, 8])
+def test_fresh_uses_no_approval_twice(back_to: int):
+    world = World()
+    look = world.tool("look", "read", approval=Approval(by=("bob",)))
+
+    @agent(name="a")
+    async def a(run: Run) -> str:
+        seen = str(await look("mail"))
+        world.fail_if_broken()
+        return seen
+
+    async def begin(app: Perdure) -> None:
+        (asked,) = await app.approvals()
+        await app.approve(asked.approval, by="bob")
+        assert await ended(app) == "failed"
+
+    async def test(app: Perdure) -> None:
+        assert seq_of(await journal(app), ToolCallInitiated) == 8
+        world.bug = False
+        await app.rewind("r", back_to, fresh=True)
+        assert await ended(app) == "succeeded"
+        assert world.log == ["look mail"]
+
+    scenario(world, a, begin=begin)(test)
+
+
+# -- calls that the run has undone itself --------------------------------------------------------------------------------
+@pytest.mark.parametrize("undo_ends", [True, False])
+def test_a_run_does_not_go_back_behind_its_own_undo(undo_ends: bool):
+    world = World()
+    charge, ship = world.tool("charge", "once"), world.tool("ship")
+    world.broken["ship parcel"] = refused
+
+    @charge.compensate
+    async def uncharge(what: str) -> None:
+        world.log.append(f"uncharge {what}")
+        if not undo_ends:
+            raise ValueError("the line broke")  # it may have happened
+
+    selling = Plan(
+        "selling", [Step("pay", charge, {"what": "bill"}), Step("send", ship, {"what": "parcel"}, after=["pay"], on_failure="undo")]
+    )
+
+    async def test(app: Perdure) -> None:
+        world.broken.clear()
+        done, written = [*world.log], await journal(app)
+        assert done == ["charge bill", "uncharge bill"]
+        if undo_ends:  # if not, a retry continues with the undo
+            with pytest.raises(Conflict, match="perhaps to clean up"):
+                await app.retry("r")
+        first_undo = next(event.seq for event in written if event.call == 3)
+        for back_to in range(1, first_undo):
+            with pytest.raises((Conflict, InvalidInput)) as error:
+                await app.rewind("r", back_to)
+            if isinstance(error.value, Conflict):
+                how = "has" if undo_ends else "may have"
+                assert f"after it the run {how} undone call 1 (charge) itself, with call 3" in str(error.value)
+        with pytest.raises(Conflict, match=r"undone call 1 \(charge\) itself"):
+            await app.live_fork("r", at=2, id="f")
+        assert (world.log, await journal(app)) == (done, written)
+
+    scenario(world, selling)(test)
+
+
+def test_costs_have_what_a_superseded_call_in_doubt_may_have_cost():
+    world = World()
+
+    @tool(effect="once", retry=_ONCE, cost=0.30)
+    async def pay(what: str) -> None:
+        raise ConnectionResetError("the line broke")  # it may have happened
+
+    @agent(name="a", budget=Budget(usd=1.0))
+    async def a(run: Run) -> None:
+        await pay("bill")
+
+    async def test(app: Perdure) -> None:
+        await app.rewind("r", 2)
+        await app.drive("r", wait=False)
+        (row,) = app.store.costs("agent")
+        assert row.usd_micros == 300_000
+
+    scenario(world, a)(test)
+
+
 def test_signals_are_neither_lost_nor_repeated_when_a_run_is_reopened_again_and_again():
     world = World()
     put = world.tool("put", "once")
@@ -952,6 +1115,117 @@ def test_a_retry_reopens_the_child_that_failed_and_its_child_with_one_budget_for
         assert ledger.limits.usd_micros == 500
 
     scenario(world, a, child, grandchild)(test)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_is_added_to_a_family_goes_to_the_budget_that_is_used_up(own: bool):
+    """The budget is that of the run at the top, which its child shares; or the child has one of its own inside of it."""
+    world = World()
+    pay = world.tool("pay", "keyed", cost=Usage(usd_micros=100))
+    small = Budget(usd="0.0002", on_exceed="fail")
+
+    @agent(name="child", budget=small if own else None)
+    async def child(run: Run) -> None:
+        for what in ("one", "two", "three"):
+            await pay(what)
+
+    @agent(name="a", budget=Budget(usd="0.009") if own else small)
+    async def a(run: Run) -> str:
+        await child()
+        return "done"
+
+    async def test(app: Perdure) -> None:
+        owner = "r/1" if own else "r"
+        assert await ended(app) == "failed"
+        limits = {one.run_id: one.limits.usd_micros for one in app.store.ledgers("r/1")}
+        plan = await app.retry("r", add=Budget(usd="0.0001"))
+        assert (plan.added is None, plan.children[0].added is None) == (own, not own)
+        assert {one.run_id: one.limits.usd_micros for one in app.store.ledgers("r/1")} == {**limits, owner: 300}
+        raised = {
+            run_id: [event for event in await journal(app, run_id) if isinstance(event.body, BudgetRaised)] for run_id in ("r", "r/1")
+        }
+        assert [run_id for run_id, found in raised.items() if found] == [owner]
+        assert await ended(app) == "succeeded"
+        assert world.log == ["pay one", "pay two", "pay three"]
+        assert {one.spent.usd_micros for one in app.store.ledgers("r/1")} == {300}
+
+    scenario(world, a, child)(test)
+
+
+def test_two_children_with_used_up_budgets_get_the_amount_each():
+    world = World()
+    pay = world.tool("pay", "keyed")
+
+    @agent(name="child", budget=Budget(calls=1, on_exceed="fail"))
+    async def child(run: Run, who: str) -> None:
+        await pay(f"{who} one")
+        await pay(f"{who} two")
+
+    @agent(name="a")
+    async def a(run: Run) -> str:
+        ends = await asyncio.gather(child("x"), child("y"), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+        return "done"
+
+    async def test(app: Perdure) -> None:
+        assert await ended(app) == "failed"
+        plan = await app.retry("r", add=Budget(calls=1))
+        assert plan.added is None
+        assert [one.added for one in plan.children] == [Budget(calls=1).limits] * 2
+        assert await ended(app) == "succeeded"
+        assert [app.store.ledgers(run_id)[0].limits.calls for run_id in ("r/1", "r/2")] == [2, 2]
+        assert len(world.log) == 4
+
+    scenario(world, a, child)(test)
+
+
+def test_a_child_that_the_raised_budget_has_stopped_goes_on_although_only_its_parent_is_rewound():
+    world = World()
+    pay = world.tool("pay", "keyed")
+
+    @agent(name="child")
+    async def child(run: Run) -> str:
+        await pay("one")
+        await pay("two")
+        return "child"
+
+    @agent(name="a", budget=Budget(calls=1))
+    async def a(run: Run) -> str:
+        return await child()
+
+    async def test(app: Perdure) -> None:
+        while (await app.handle("r/1").row()).status != "needs_attention":
+            await app.drive("r/1", wait=False)
+        parent = await journal(app)
+        await app.rewind("r", seq_of(parent, ChildStarted), by="ann", add=Budget(calls=1))
+        assert (await app.handle("r/1").row()).status == "queued"
+        assert await app.handle("r").result() == "child"
+        assert app.store.ledgers("r/1")[0].limits.calls == 2
+        assert world.log == ["pay one", "pay two"]
+
+    scenario(world, a, child)(test)
+
+
+def test_a_live_fork_of_a_run_that_used_up_its_budget_raises_its_own():
+    """The copied failure names the budget of the run that was forked."""
+    world = World()
+    pay = world.tool("pay", "idempotent")
+
+    @agent(name="a", budget=Budget(calls=1, on_exceed="fail"))
+    async def a(run: Run) -> str:
+        await pay("one")
+        return str(await pay("two"))
+
+    async def test(app: Perdure) -> None:
+        await app.live_fork("r", id="f", at=seq_of(await journal(app), ToolCallFailed))
+        assert await ended(app, "f") == "failed"
+        await app.retry("f", add=Budget(calls=1))
+        assert await ended(app, "f") == "succeeded"
+        assert (app.store.ledgers("f")[0].limits.calls, app.store.ledgers("r")[0].limits.calls) == (2, 1)
+
+    scenario(world, a)(test)
 
 
 def test_a_family_that_was_ended_by_force_goes_on_together():

@@ -30,12 +30,12 @@ from perdure.core.fork import copies, fork_point, live_fork
 from perdure.core.state import fold, own_children
 from perdure.errors import Conflict, Diverged, InvalidInput, NotFound, PerdureError, RunFailed, StoreCorrupt
 from perdure.inspect.audit import Audit
-from perdure.inspect.specimen import new_fork
+from perdure.inspect.specimen import Packing, new_fork
 from perdure.inspect.verify import verify_run
 from perdure.inspect.view import read_run
 from perdure.models import Scripted
 from perdure.models.scripted import use, uses
-from perdure.store.api import Filter, RunRow, Served
+from perdure.store.api import Filter, Recorded, RunRow, Served
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -955,7 +955,7 @@ def test_verify_finds_a_fork_whose_copies_are_not_those_of_its_parent(sqlite: st
             forked = RunForked("f", "r", 2, row_of(app, "r").head.hex(), "ann")
             ids = iter(app.clock.new_id, None)
             made = live_fork(events, fold(events), forked, {}, version="1", input=None, target=None, now=app.clock.now(), ids=ids)
-            app.store.insert_fork(new_fork("r", made.state, made.events, None, [], app.load))
+            app.store.insert_fork(new_fork(Recorded("r", [], []), made.state, made.events, None, Packing(1000, app.load)))
             verdict = verify_run(app.store, row_of(app, "f"))
             assert verdict.problem is not None
             assert "copied from run r" in verdict.problem

@@ -36,6 +36,7 @@ RULES: dict[str, str] = {
     "order": "Iterating over a set inside an agent: the order differs from process to process.",
     "swallow": "Catching everything around an await: the agent swallows its own cancellation.",
     "print": "Printing inside an agent: every replay prints it again.",
+    "checkpoint": "An agent that loops for ever without a checkpoint, or takes checkpoints and never reads run.restored.",
     "effect": "A tool without an effect class, or with an unknown one.",
     "key": "A keyed tool that does not send call.key: the service cannot drop the duplicate.",
     "reconcile": "A once tool without a reconcile hook: after a crash inside a call a person must resolve it.",

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from perdure.check.file import File
 from perdure.check.finding import Finding, without_ignored
+from perdure.check.lives import look_at_lives
 from perdure.check.order import look_at_order
 from perdure.check.shared import look_at_shared
 from perdure.check.source import NotPython, decode, parse
@@ -50,5 +51,6 @@ def _look(path: str, text: str) -> Seen:
         look_at_order(file, unit)
         look_at_swallowing(file, unit)
     look_at_shared(file, file.units)
+    look_at_lives(file)
     look_at_tools(file)
     return Seen(without_ignored(path, text, file.found), len(file.declared.agents) + file.declared.built, len(file.declared.tools))

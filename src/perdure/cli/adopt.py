@@ -59,9 +59,10 @@ def command(
 
     Each run is replayed with this code first. If the code asks for other calls than the journal has, nothing is written.
     A run of a ReAct agent keeps its conversation, and has the new instructions, tools, model and limits from its next
-    turn on; its pending approvals and open calls stay, if their tools still fit. A run that no worker has begun needs
-    no adoption: it takes the version of the worker that begins it. Without TARGET the code recorded with each run is
-    used, as by `perdure resume`.
+    turn on. A run that follows a plan keeps the steps that have begun, which must be the same in the new plan, and has
+    the new ones from then on. Pending approvals and open calls stay, if their tools still fit. A run without a version
+    needs no adoption: it takes that of the worker that begins it. A child has a version before it has begun, the one
+    that its parent's code means. Without TARGET the code recorded with each run is used, as by `perdure resume`.
     """
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)
@@ -150,7 +151,7 @@ def _check(row: RunRow) -> None:
 
 class Adopting(Crowd):
     verb, question, refused_words, could, did = "adopt", "go on with this code", "not adopted", "can be adopted", "adopted"
-    left_out_words = "not begun, of this version already, an undo, or a specimen"
+    left_out_words = "without a version yet, of this version already, an undo, or a specimen"
     version: str | None = None
 
     def _rows(self, reading: Reading) -> Iterator[RunRow]:

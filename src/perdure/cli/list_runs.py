@@ -14,14 +14,18 @@ from perdure.cli import common
 from perdure.cli.serving import gap, stranded, unserved
 from perdure.cli.where import parse_query, where_option
 from perdure.core.codec import decode
+from perdure.core.events import RunCreated, RunForked
 from perdure.core.suspects import Group
 from perdure.engine.api import Reading
-from perdure.errors import InvalidInput
+from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.text import clip, clock, moment, plural, progress_words, span, versioned
 from perdure.inspect.view import failure_record
 from perdure.inspect.workers import Crew, Lag, WorkerView, crew, deaths_words, name_of, suspect_words, waits_as_suspect
 from perdure.settings import Settings
 from perdure.store.api import Current, Filter, ProgressRow, RunRow, Status, WorkerRow
+
+_PAGE = 500  # of how many runs the beginning is read at once
+
 
 # -- `perdure list --workers`
 
@@ -118,22 +122,40 @@ def command(
             rows = unserved(store, workers, wanted) if stuck else store.list(wanted)
         groups = store.suspects()
         shown = rows[:limit]
+        forks = _forks(store, shown)
         reported = {} if as_json else _reported(store, shown)
         current = store.current([row.run_id for row in shown]) if as_json else {}
     if as_json:
         for row in shown:
-            common.out_json(_record(row, workers, groups, now) | _current(current[row.run_id]))
+            common.out_json(_record(row, workers, groups, now) | {"fork_of": forks.get(row.run_id)} | _current(current[row.run_id]))
         return
     if not shown:
         how = f" yet: perdure run FILE.py:agent{common.url_words(url)} starts one"
         common.note("no runs" + (" that match" if status or agent or tenant or where is not None or stuck else how))
         return
     headers = ("run", "status", "agent", "waiting for / error", "events", "age", "worker")
-    common.table(headers, [_cells(row, workers, groups, now, stuck, reported.get(row.run_id, ())) for row in shown])
+    common.table(headers, [_cells(row, workers, groups, now, stuck, reported.get(row.run_id, ()), forks) for row in shown])
     if len(rows) > limit:
         same = "" if where is None else f" --where {shell.quote(where)}"
         wider = f"perdure list{same} --limit {limit * 10}{common.url_words(url)}"
         common.note(f"the newest {limit} are shown; more: {wider}, or narrow it with --where, --status, --agent, --tenant")
+
+
+def _forks(store: Reading, rows: Sequence[RunRow]) -> dict[str, str]:
+    """Each fork among these runs → the run that was forked. The journal of a live fork says so, its row does not."""
+    found = {row.run_id: row.imported.fork_of for row in rows if row.imported is not None and row.imported.fork_of is not None}
+    others = [row.run_id for row in rows if row.specimen is None and row.parent is None]
+    for start in range(0, len(others), _PAGE):
+        try:
+            first = store.read_many(dict.fromkeys(others[start : start + _PAGE], 0), 1)
+            copied = {
+                run_id: event.body.inherited for run_id, some in first.items() for event in some if isinstance(event.body, RunCreated)
+            }
+            made = store.read_many({run_id: seq for run_id, seq in copied.items() if seq}, 1)
+        except StoreCorrupt:
+            continue  # the list is shown also if a journal is damaged: `perdure verify` tells about that
+        found |= {run_id: event.body.parent for run_id, some in made.items() for event in some if isinstance(event.body, RunForked)}
+    return found
 
 
 def _reported(store: Reading, rows: Sequence[RunRow]) -> dict[str, list[ProgressRow]]:
@@ -145,14 +167,21 @@ def _reported(store: Reading, rows: Sequence[RunRow]) -> dict[str, list[Progress
 
 
 def _cells(
-    row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group], now: int, stuck: bool, reported: Sequence[ProgressRow]
+    row: RunRow,
+    workers: Sequence[WorkerRow],
+    groups: Mapping[str, Group],
+    now: int,
+    stuck: bool,
+    reported: Sequence[ProgressRow],
+    forks: Mapping[str, str],
 ) -> tuple[str, ...]:
+    fork = f"live fork of {forks[row.run_id]}" if row.specimen is None and row.run_id in forks else ""
     said = [f"call {one.call}: {progress_words(one.progress, 60)}" for one in reported[:2]]
     return (
         row.run_id,
         row.status,
         versioned(row.agent, row.version),
-        "; ".join(words for words in (_about(row, workers, groups, now, stuck), *said) if words),
+        "; ".join(words for words in (fork, _about(row, workers, groups, now, stuck), *said) if words),
         f"{row.seq:,}",
         span(now - row.created_at),
         _worker(row, workers),
@@ -163,7 +192,7 @@ def _about(row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group
     """What the run waits for, or its error. If the run is ready, or with --unserved: also why no worker claims it."""
     imported = row.imported
     if imported is not None:
-        kind = "specimen" if imported.fork_of is None else f"fork of {imported.fork_of}"
+        kind = "specimen" if imported.fork_of is None else f"rehearsal, fork of {imported.fork_of}"
         return "; ".join(words for words in (kind, clip(row.error or row.waiting_for or "", 60)) if words)
     own = row.error if row.status in ("failed", "needs_attention") else row.waiting_for
     if row.status == "queued" and row.ready_at is not None and row.ready_at > now:

@@ -12,10 +12,11 @@ import msgspec
 from perdure import shell
 from perdure.cli import common
 from perdure.cli.steering import who_goes_on
+from perdure.core.budget import Budget
 from perdure.core.events import Event
 from perdure.core.history import history
 from perdure.errors import Conflict, Diverged, InvalidInput
-from perdure.inspect.text import plural, used
+from perdure.inspect.text import limits_words, plural, used
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
@@ -35,6 +36,7 @@ class Order(msgspec.Struct, frozen=True):
     yes: bool
     dry_run: bool
     given: str = ""  # the TARGET that the user typed, quoted, with its --tools
+    add: Budget | None = None  # what to add to the budget that the run has used up
 
     def check_terminal(self, verb: str) -> None:
         """InvalidInput if no person can be asked, and neither --yes nor --dry-run is given."""
@@ -80,8 +82,8 @@ async def reopened(app: Perdure, run_id: str, to: int | None, order: Order, *, d
     """Calls app.retry or app.rewind. If the code diverges, the error has a way out."""
     try:
         if to is None:
-            return await app.retry(run_id, by=order.by, reason=order.reason, dry_run=dry_run, fresh=order.fresh)
-        return await app.rewind(run_id, to, by=order.by, reason=order.reason, dry_run=dry_run, fresh=order.fresh)
+            return await app.retry(run_id, by=order.by, reason=order.reason, dry_run=dry_run, fresh=order.fresh, add=order.add)
+        return await app.rewind(run_id, to, by=order.by, reason=order.reason, dry_run=dry_run, fresh=order.fresh, add=order.add)
     except Diverged as diverged:
         events = await app.handle(run_id).events()
         raise Diverged(
@@ -135,6 +137,8 @@ def preview(plan: Reopened, indent: str = "") -> Iterator[str]:
     spent = used(plan.used)
     if spent:
         yield f"{indent}  used so far, and not refunded: {spent}"
+    if plan.added is not None:
+        yield f"{indent}  added to its budget: {limits_words(plan.added)}"
     for child in plan.children:
         yield from preview(child, indent + "  ")
 

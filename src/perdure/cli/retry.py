@@ -18,14 +18,15 @@ from perdure import shell
 from perdure.cli import common
 from perdure.cli.driving import log_to_stderr, stop_on_signals
 from perdure.cli.reopening import Order, preview, record, reopen_one, reopened
-from perdure.cli.steering import by_option, speaker, who_goes_on
+from perdure.cli.steering import add_options, by_option, speaker, who_goes_on
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children, with_tools
 from perdure.cli.where import Query, parse_query, where_option
+from perdure.core.budget import Budget
 from perdure.core.identity import undone_by
 from perdure.core.state import RunState
 from perdure.engine.api import Reading
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreUnavailable, UnknownAgent
-from perdure.inspect.text import clip, plural, span, versioned
+from perdure.inspect.text import clip, limits_words, plural, span, versioned
 from perdure.inspect.view import read_run, require
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
@@ -50,6 +51,7 @@ def reopening_options(function: F) -> F:
             click.option("--yes", is_flag=True, help="Do not ask."),
             click.option("--reason", metavar="TEXT", help="Why; a note for the journal."),
             click.option("--fresh", is_flag=True, help="Make `read` calls and requests to models again, instead of using their results."),
+            add_options,
             by_option("Who says so."),
             common.url_option,
             common.json_option,
@@ -71,6 +73,7 @@ def command(
     yes: bool,
     reason: str | None,
     fresh: bool,
+    add: Budget | None,
     by: str | None,
     url: str | None,
     as_json: bool,
@@ -87,7 +90,7 @@ def command(
         now = common.now_at(store)
         query = None if where is None else _query(where, now)
         run_ids, target = split(store, words, where, "retry")
-        order = Order(speaker(by), reason, fresh, url, as_json, yes, dry_run, with_tools(target, tools))
+        order = Order(speaker(by), reason, fresh, url, as_json, yes, dry_run, with_tools(target, tools), add)
         order.check_terminal("retry")
         if query is None and len(run_ids) == 1:
             row = require(store, run_ids[0])
@@ -131,7 +134,8 @@ def split(store: Reading, words: tuple[str, ...], where: str | None, verb: str) 
 
 
 def _check_ended(row: RunRow) -> None:
-    """Conflict, with the way out, if the run has not ended."""
+    """Conflict, with the way out, if the run has not ended, or is a rehearsal or a specimen."""
+    row.check_live()
     way_out = {
         "queued": f"it is ready already: {shell.command('resume', row.run_id)}, or a worker goes on with it",
         "paused": f"let it go on: {shell.command('unpause', row.run_id)}",
@@ -169,21 +173,28 @@ async def _one(settings: Settings, run_id: str, agents: list[Agent[Any, Any]], o
 
 
 # -- a run that needs attention ---------------------------------------------------------------------------------------
-def check_can_go_on(row: RunRow, state: RunState) -> None:
+def check_can_go_on(row: RunRow, state: RunState, add: Budget | None) -> None:
     """Raise Conflict if a run that needs attention would stop again at once, because a person has to decide first."""
     why = shell.command("why", row.run_id)
     if row.attention == "in_doubt":
         doubts = [f"call {call.number} ({call.tool})" for call in state.open.values() if call.phase == "in_doubt"]
         raise Conflict(f"run {row.run_id} needs attention: {', '.join(doubts[:3])} may have happened; resolve that first: {why} says how")
-    if row.attention == "budget":
+    if row.attention == "budget" and add is None:
         raise Conflict(f"run {row.run_id} needs attention: its budget is used up; add to it with perdure unpause: {why} says how much")
+    if row.attention != "budget" and add is not None:
+        raise Conflict(f"run {row.run_id} needs attention, and not because of its budget: {why} says what it needs")
+
+
+def _added(order: Order) -> str:
+    return "" if order.add is None else f"; added to the budget that it has used up: {limits_words(order.add.limits)}"
 
 
 async def _unpause_one(settings: Settings, store: Reading, row: RunRow, order: Order) -> int:
     from perdure.app import Perdure
 
-    check_can_go_on(row, read_run(store, row.run_id).state)
+    check_can_go_on(row, read_run(store, row.run_id).state, order.add)
     said = f"run {row.run_id} needs attention: {clip(row.error or row.waiting_for or '', 200)}; it goes on where it stands, as after perdure unpause"
+    said += _added(order)
     if order.dry_run:
         if order.as_json:
             common.out_json({"run_id": row.run_id, "status": row.status, "dry_run": True})
@@ -195,7 +206,7 @@ async def _unpause_one(settings: Settings, store: Reading, row: RunRow, order: O
     if not order.yes and not click.confirm(f"let run {row.run_id} go on?", err=True):
         common.fail("nothing was written")
     async with Perdure(settings=settings) as app:
-        await app.unpause(row.run_id, by=order.by, note=order.reason)
+        await app.unpause(row.run_id, by=order.by, note=order.reason, add=order.add)
         after = await app.handle(row.run_id).row()
         if order.as_json:
             common.out_json({"run_id": row.run_id, "status": after.status, "dry_run": False})
@@ -348,13 +359,13 @@ class Crowd:
 
     async def _unpause(self, row: RunRow) -> None:
         order, app = self._order, await self._app("", [])
-        check_can_go_on(row, await app.handle(row.run_id).state())
+        check_can_go_on(row, await app.handle(row.run_id).state(), order.add)
         if not order.dry_run:
-            await app.unpause(row.run_id, by=order.by, note=order.reason)
+            await app.unpause(row.run_id, by=order.by, note=order.reason, add=order.add)
         if order.as_json:
             common.out_json({"run_id": row.run_id, "dry_run": order.dry_run})
         elif order.dry_run:
-            common.out(common.clean(f"run {row.run_id} needs attention, and goes on where it stands"))
+            common.out(common.clean(f"run {row.run_id} needs attention, and goes on where it stands{_added(order)}"))
 
     async def _app_for(self, row: RunRow) -> Perdure:
         if self.given is not None:

@@ -13,6 +13,7 @@ from perdure.cli.reopening import Order, reopen_one
 from perdure.cli.retry import agents_of, reopening_options
 from perdure.cli.steering import speaker
 from perdure.cli.target import with_tools
+from perdure.core.budget import Budget
 from perdure.inspect.view import require
 
 
@@ -30,6 +31,7 @@ def command(
     yes: bool,
     reason: str | None,
     fresh: bool,
+    add: Budget | None,
     by: str | None,
     url: str | None,
     as_json: bool,
@@ -42,7 +44,7 @@ def command(
     """
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)
-    order = Order(speaker(by), reason, fresh, url, as_json, yes, dry_run, with_tools(target, tools))
+    order = Order(speaker(by), reason, fresh, url, as_json, yes, dry_run, with_tools(target, tools), add)
     order.check_terminal("rewind")
     with common.existing_runs(url) as store:
         row = require(store, run_id)

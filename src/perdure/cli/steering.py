@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -13,8 +14,10 @@ from perdure import shell
 from perdure.cli import common
 from perdure.cli.target import resume_command, top
 from perdure.cli.who import os_user
+from perdure.core.budget import Budget, micros
 from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
+from perdure.errors import InvalidInput
 from perdure.inspect.view import begins_later
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., object])
 T = TypeVar("T")
+MOST_ADDED = 10**15
 
 
 def by_option(words: str) -> Callable[[F], F]:
@@ -33,6 +37,36 @@ def by_option(words: str) -> Callable[[F], F]:
 
 def speaker(by: str | None) -> str:
     return os_user() if by is None else by
+
+
+def add_options(function: F) -> F:
+    """The options `--add-usd`, `--add-tokens`, `--add-calls` and `--add-seconds`. The parameter is `add: Budget | None`."""
+
+    @functools.wraps(function)
+    def with_budget(
+        *args: Any, add_usd: str | None, add_tokens: int | None, add_calls: int | None, add_seconds: str | None, **others: Any
+    ) -> object:
+        _check_adds(add_usd, "--add-usd")
+        _check_adds(add_seconds, "--add-seconds")
+        add = Budget(usd=add_usd, tokens=add_tokens, calls=add_calls, seconds=add_seconds)
+        return function(*args, add=None if add == Budget() else add, **others)
+
+    count = click.IntRange(1, MOST_ADDED)
+    options = (
+        click.option("--add-usd", metavar="X", help="Dollars to add to the budget that the run has used up."),
+        click.option("--add-tokens", type=count, metavar="N", help="Tokens to add to that budget."),
+        click.option("--add-calls", type=count, metavar="N", help="Calls to add to that budget."),
+        click.option("--add-seconds", metavar="S", help="Seconds to add to that budget."),
+    )
+    wrapped: Callable[..., object] = with_budget
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return cast(F, wrapped)
+
+
+def _check_adds(text: str | None, option: str) -> None:
+    if text is not None and micros(text, option) == 0:
+        raise InvalidInput(f"{option} {text!r:.60} adds nothing; an amount above 0")
 
 
 def source() -> str:

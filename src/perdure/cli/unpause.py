@@ -7,35 +7,26 @@ from typing import TYPE_CHECKING
 import click
 
 from perdure.cli import common
-from perdure.cli.steering import by_option, speak, speaker, who_goes_on
-from perdure.core.budget import Budget, micros
-from perdure.errors import InvalidInput
+from perdure.cli.steering import add_options, by_option, speak, speaker, who_goes_on
+from perdure.core.budget import Budget
 from perdure.inspect.text import plural
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
     from perdure.store.api import RunRow
 
-MOST = 10**15
-
 
 @click.command("unpause")
 @common.run_argument
 @click.option("--note", metavar="TEXT", help="A note for the journal.")
-@click.option("--add-usd", metavar="X", help="Dollars to add to the budget that the run has used up.")
-@click.option("--add-tokens", type=click.IntRange(1, MOST), metavar="N", help="Tokens to add to that budget.")
-@click.option("--add-calls", type=click.IntRange(1, MOST), metavar="N", help="Calls to add to that budget.")
-@click.option("--add-seconds", metavar="S", help="Seconds to add to that budget.")
+@add_options
 @by_option("Who says so.")
 @common.url_option
 @common.json_option
 def command(
     run_id: str,
     note: str | None,
-    add_usd: str | None,
-    add_tokens: int | None,
-    add_calls: int | None,
-    add_seconds: str | None,
+    add: Budget | None,
     by: str | None,
     url: str | None,
     as_json: bool,
@@ -46,10 +37,6 @@ def command(
     continues.
     """
     settings = common.settings_with(url=url)
-    _check_amount(add_usd, "--add-usd")
-    _check_amount(add_seconds, "--add-seconds")
-    more = Budget(usd=add_usd, tokens=add_tokens, calls=add_calls, seconds=add_seconds)
-    add = None if more == Budget() else more
 
     async def continue_run(app: Perdure) -> tuple[list[str], RunRow, str]:
         going_on = await app.unpause(run_id, by=speaker(by), note=note, add=add)
@@ -67,8 +54,3 @@ def command(
         common.out(common.clean(f"run {run_id} {added}may go on{also}; {then}"))
     else:
         common.out(common.clean(f"run {run_id} has more to spend{also}; {then}"))
-
-
-def _check_amount(text: str | None, option: str) -> None:
-    if text is not None and micros(text, option) == 0:
-        raise InvalidInput(f"{option} {text!r:.60} adds nothing; an amount above 0")

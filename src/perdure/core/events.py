@@ -58,6 +58,7 @@ class Failure(Struct, frozen=True, gc=False, omit_defaults=True):
     lineage: tuple[str, ...] = ()  # names of the exception's other base classes, so that Retry(on=…) can match them
     retry_after_s: float | None = None
     traceback: str | None = None
+    over: BudgetExceeded | None = None  # kind "over_budget": which budget does not cover the call
 
 
 class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -393,10 +394,10 @@ class RunAdopted(Body, frozen=True, tag="run_adopted"):
 
 
 class FrameChanged(Body, frozen=True, tag="frame_changed"):
-    """A person let another version of a ReAct agent continue the run: its next turn has the frame of that version.
+    """A person let another version of an agent continue the run: what comes next has the frame of that version.
 
-    The frame of a turn is what the request to the model has beside its messages: instructions, tools, model, limits.
-    The turns before this event are replayed with the frame that is recorded here.
+    The frame of a ReAct turn is what the request to the model has beside its messages: instructions, tools, model, limits.
+    The frame of a step is its plan. What is before this event is replayed with the frame that is recorded here.
     """
 
     version: str

@@ -43,6 +43,7 @@ from perdure.core.events import (
     ApprovalExpired,
     ApprovalRequested,
     ApprovalWithdrawn,
+    BudgetRaised,
     CallAnswered,
     CallRequestedAgain,
     CancelRequested,
@@ -54,6 +55,7 @@ from perdure.core.events import (
     FrameChanged,
     ModelCallCompleted,
     ModelCallFailed,
+    ModelCallInitiated,
     OutcomeReused,
     PatchMarked,
     PlanGenerated,
@@ -88,9 +90,10 @@ _STATED = frozenset(
         CheckpointTaken,
         RunSucceeded,
         RunFailed,
-        RunCancelled,
     )
 )
+# Of these types, the machine states some events: see `is_stated`.
+_SOME_STATED = frozenset((ToolCallInitiated, ModelCallInitiated, ApprovalRequested, RunCancelled))
 # An event of one of these types may hold a completion, which wakes the agent.
 WAKES = frozenset(
     (
@@ -110,11 +113,14 @@ WAKES = frozenset(
         *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
     )
 )
+_ENDS_WAIT = WAKES - {TimerFired, SignalReceived, CancelRequested, OutcomeReused}
 
 
 def is_stated(event: Event) -> bool:
     """Did the machine itself state this event? Other events come from the worker or from outside."""
     body = event.body
+    if type(body) not in _SOME_STATED:
+        return type(body) in _STATED
     if isinstance(body, ToolCallInitiated):
         # If the call was proposed, the proposal is the machine's statement. An intent with arguments that a person
         # edited is no statement of the machine.
@@ -123,7 +129,7 @@ def is_stated(event: Event) -> bool:
         return body.tool is None  # the approval of a tool call is requested by the run core, not by the agent
     if isinstance(body, RunCancelled):
         return body.forced_by is None  # otherwise a person ended the run without its agent
-    return type(body) in _STATED
+    return False
 
 
 def ends_wait(event: Event, *, of_tool: bool) -> bool:
@@ -132,6 +138,8 @@ def ends_wait(event: Event, *, of_tool: bool) -> bool:
     `of_tool`: the wait is for a tool call.
     """
     body = event.body
+    if type(body) not in _ENDS_WAIT:  # most events: without the slower pattern matching below
+        return False
     match body:
         case ToolCallFailed():
             return body.final
@@ -188,9 +196,11 @@ class History(Struct, frozen=True):
 
 
 def history(events: Sequence[Event], until: int | None = None, state: RunState | None = None) -> History:
-    """The part of a journal that the agent knows. `until`: that it knew at this event, if no later one reopened the run.
+    """What the agent knows of a journal: the events of its last life, without those that were superseded.
 
-    `state`: the fold of these events, if the caller has it.
+    `until`: the life that the agent had at this event, instead of its last one. Then `events` has to end before the next
+    `run_reopened`, because that supersedes events that the agent knew at this time.
+    `state`: the fold of `events`, if the caller has it and `events` ends with the commit of a `run_reopened`.
     The events between the first one and a checkpoint may be left out, if they are not needed or were removed.
     """
     kinds = set(map(type, map(_body, events)))  # a comprehension would take three times as long
@@ -203,7 +213,9 @@ def history(events: Sequence[Event], until: int | None = None, state: RunState |
 
 def _with_branches(events: Sequence[Event], until: int | None, state: RunState | None) -> History:
     reopened = sum(type(event.body) is RunReopened for event in events)
-    # What is asked of the state at a `run_reopened` is the same after it. So with one of them, the fold of all events will do.
+    # The loop needs the state of the calls, approvals and children at each `run_reopened`. The other events of its commit
+    # change none of them. So if the journal ends with the commit of its only `run_reopened`, the given state is the one
+    # that the loop needs, and no event has to be folded here.
     folded, state = state is not None and reopened == 1, state if state is not None and reopened == 1 else RunState()
     kept: list[Event] = []
     branches: list[Branch] = []
@@ -260,10 +272,10 @@ def _sources(events: Sequence[Event]) -> dict[int, Event]:
     before: dict[int, Event] = {}
     for event in events:
         body = event.body
-        if isinstance(body, OutcomeReused):
+        if type(body) is OutcomeReused:
             at = bisect_right(events, body.of, key=_seq) - 1
             found[body.of] = events[at] if events[at].seq == body.of else before[body.of]
-        elif isinstance(body, CheckpointTaken) and not before:
+        elif type(body) is CheckpointTaken and not before:
             before = {one.seq: one for one in image_in(body).outcomes}
     return found
 
@@ -347,7 +359,7 @@ def _seq(event: Event) -> int:
 def _end_of_commit(events: Sequence[Event], place: int) -> int:
     """The seq of the last event in the commit of the `run_reopened` at this place."""
     reopened = events[place].seq
-    beside = (OutcomeReused, RunAdopted, FrameChanged, ChildFinished)
+    beside = (OutcomeReused, RunAdopted, FrameChanged, BudgetRaised, ChildFinished)
     while place + 1 < len(events) and isinstance(events[place + 1].body, beside) and events[place + 1].cause == reopened:
         place += 1
     return events[place].seq

@@ -237,6 +237,8 @@ class Machine:
         self.cause = 0  # seq of the event that is being delivered; the caller of `deliver` sets it
         # Seq of the event that holds the payload; it differs from `cause` only if a superseded outcome is reused.
         self.source = 0
+        # Why the agent cannot go on with the frame of its code; None: it can. An agent that is built from parts sets this.
+        self.in_the_way: Callable[[], str | None] = lambda: None
         self._main_factory: Callable[[Machine], Coroutine[Any, Any, Any]] | None = main
         self._encode = encode
         self._main: AgentTask | None = None

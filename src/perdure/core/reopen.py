@@ -16,9 +16,12 @@ from perdure.core.events import (
     ApprovalDecided,
     ApprovalExpired,
     ApprovalWithdrawn,
+    BudgetExceeded,
+    BudgetRaised,
     CancelRequested,
     ChildFinished,
     Event,
+    Limits,
     OutcomeReused,
     RunFailed,
     RunReopened,
@@ -28,7 +31,7 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.core.history import History, ends_wait, history, inherited, is_stated, life_at
-from perdure.core.state import CallState, RunState, fold, is_certain_end, is_repeatable, is_repeatable_class, unsettled
+from perdure.core.state import CallState, RunState, fold, is_certain_end, is_made_anew, is_repeatable, is_repeatable_class, unsettled
 from perdure.errors import Conflict, InvalidInput
 
 _NONE: Mapping[int, ChildFinished] = MappingProxyType({})
@@ -46,6 +49,7 @@ class Reopening(Struct, frozen=True):
     again: Sequence[CallState]  # failed calls: they are attempted again, or are in doubt if they may have happened
     superseded: Sequence[CallState]  # begun calls that the agent knows only when it makes them again
     children: Sequence[str]  # ids of the children that have to be reopened in the same commit
+    over: BudgetExceeded | None  # the budget that stopped the run, or that did not cover a call after `back_to`
 
 
 def reopening(
@@ -57,9 +61,11 @@ def reopening(
     fresh: bool = False,
     ended: Mapping[int, ChildFinished] = _NONE,
     state: RunState | None = None,
+    add: Limits | None = None,
 ) -> Reopening:
     """The events that let the run go back to the event `back_to`. `state`: the fold of `events`, if the caller has it.
 
+    `add` is added to the run's own budget in the same commit.
     `ended`: call → the end of its child, if the run was not told about that end, because the run had ended by force.
 
     Raises Conflict or InvalidInput if the run cannot go back to that event. The error says why, and to which events it
@@ -71,47 +77,10 @@ def reopening(
     place = _place(past.whole, back_to)
     kept, dropped = past.whole[:place], past.whole[place:]
     life = life_at(kept, None)
-    waiting = _waiting(life, past, state)
     left = inherited(life) - _asked(life)  # an earlier life has left it, and this one has not asked for it
     asked = _asked(kept) | left
-    again: list[int] = []
-    children: list[int] = []
-    reused: list[Event] = []
-    ends = {event.call: event for event in dropped if ends_wait(_source(event, past), of_tool=event.call in state.calls)}
-    for event in dropped:
-        number, source = event.call, _source(event, past)
-        if number is None:
-            if isinstance(source.body, SignalReceived):
-                reused.append(event)
-        elif number in waiting and ends_wait(source, of_tool=number in state.calls):
-            if ends[number] is not event:
-                continue  # the person who makes a fork has given the call another result
-            waiting.discard(number)
-            if _is_tried_again_of(state, number, fresh):
-                again.append(number)
-            elif isinstance(source.body, ChildFinished) and _goes_on_too(state, number, source.body):
-                children.append(number)
-            else:
-                reused.append(event)
-        elif number in waiting and isinstance(source.body, ApprovalDecided):
-            reused.append(event)  # the approval was granted: the agent learns whether a person edited the arguments
-    for number in sorted(number for number in waiting if not state.is_open(number)):
-        # It ended after an earlier `run_reopened`, in a later life of the agent: no kept event says so.
-        of_tool = number in state.calls
-        late = [event for event in events if event.call == number and ends_wait(event, of_tool=of_tool)]
-        if late and _is_tried_again_of(state, number, fresh):
-            again.append(number)
-        elif late and isinstance(late[-1].body, ChildFinished) and _goes_on_too(state, number, late[-1].body):
-            children.append(number)
-        elif late:
-            reused.append(late[-1])
-    told: list[tuple[AnyBody, int | None]] = []
-    for number, end in sorted(ended.items()):
-        if number in waiting and end.status != "succeeded":
-            children.append(number)
-        else:
-            told.append((end, number))
-    lost = sorted(_lost_approvals(state) & asked & waiting)
+    waits = _waits(events, dropped, past, state, _waiting(life, past, state), ended, fresh)
+    lost = sorted(_lost_approvals(state) & asked & waits.open)
     if lost:
         why = (
             "was withdrawn when the run ended" if state.forked is None else "is about the run that was forked, and a fork asks for its own"
@@ -125,17 +94,81 @@ def reopening(
         if (number not in asked and _is_usable(ask.outcome, number, state)) or (number in left and number in _lost_approvals(state))
     )
     charged = unsettled(call for call in state.open.values() if call.asked_seq > back_to)
-    body = RunReopened(by, back_to, reason, tuple(again), tuple(children), tuple(withdrawn), fresh, charged)
+    body = RunReopened(by, back_to, reason, tuple(waits.again), tuple(waits.children), tuple(withdrawn), fresh, charged)
+    more: list[tuple[AnyBody, int | None]] = [] if add is None else [(BudgetRaised(add, by, reason), None)]
     return Reopening(
         state.created.run_id,
         back_to,
         state.seq,
-        [(body, None), *((OutcomeReused(_source(event, past).seq), event.call) for event in reused), *told],
+        [(body, None), *more, *((OutcomeReused(_source(event, past).seq), event.call) for event in waits.reused), *waits.told],
         kept=[call for number, call in sorted(state.calls.items()) if number in asked and call.phase == "completed"],
-        again=[state.calls[number] for number in again],
+        again=[state.calls[number] for number in waits.again],
         superseded=[call for number, call in sorted(state.calls.items()) if number not in asked and call.begun],
-        children=[state.children[number].run_id for number in children],
+        children=[state.children[number].run_id for number in waits.children],
+        over=state.over or _over(dropped),
     )
+
+
+class _Waits(Struct, frozen=True):
+    """What becomes of the calls, approvals and children for which the agent waits at the event to which it goes back."""
+
+    open: set[int]  # they have no outcome yet
+    again: list[int]
+    children: list[int]
+    reused: list[Event]  # their outcomes, and signals: the agent learns them again
+    told: list[tuple[AnyBody, int | None]]  # ends of children that the run was not told about
+
+
+def _waits(
+    events: Sequence[Event],
+    dropped: Sequence[Event],
+    past: History,
+    state: RunState,
+    waiting: set[int],
+    ended: Mapping[int, ChildFinished],
+    fresh: bool,
+) -> _Waits:
+    found = _Waits(waiting, [], [], [], [])
+    ends = {event.call: event for event in dropped if ends_wait(_source(event, past), of_tool=event.call in state.calls)}
+    for event in dropped:
+        number, source = event.call, _source(event, past)
+        if number is None:
+            if isinstance(source.body, SignalReceived):
+                found.reused.append(event)
+        elif number in waiting and ends_wait(source, of_tool=number in state.calls):
+            if ends[number] is not event:
+                continue  # the person who makes a fork has given the call another result
+            waiting.discard(number)
+            if _is_tried_again_of(state, number, fresh):
+                found.again.append(number)
+            elif isinstance(source.body, ChildFinished) and _goes_on_too(state, number, source.body):
+                found.children.append(number)
+            else:
+                found.reused.append(event)
+        elif number in waiting and isinstance(source.body, ApprovalDecided):
+            found.reused.append(event)  # the approval was granted: the agent learns whether a person edited the arguments
+    for number in sorted(number for number in waiting if not state.is_open(number)):
+        # It ended after an earlier `run_reopened`, in a later life of the agent: no kept event says so.
+        of_tool = number in state.calls
+        late = [event for event in events if event.call == number and ends_wait(event, of_tool=of_tool)]
+        if late and _is_tried_again_of(state, number, fresh):
+            found.again.append(number)
+        elif late and isinstance(late[-1].body, ChildFinished) and _goes_on_too(state, number, late[-1].body):
+            found.children.append(number)
+        elif late:
+            found.reused.append(late[-1])
+    for number, end in sorted(ended.items()):
+        if number in waiting and end.status != "succeeded":
+            found.children.append(number)
+        else:
+            found.told.append((end, number))
+    return found
+
+
+def _over(dropped: Sequence[Event]) -> BudgetExceeded | None:
+    """The budget that did not cover the last of these calls that failed because of a budget."""
+    failures = [event.body.failure for event in reversed(dropped) if isinstance(event.body, ToolCallFailed)]
+    return next((failure.over for failure in failures if failure.over is not None), None)
 
 
 def retry_point(events: Sequence[Event], state: RunState | None = None) -> int:
@@ -211,7 +244,7 @@ def _check_nothing_since(state: RunState, requests: Sequence[Event], since: Even
 
 def _is_of_call(end: Event) -> bool:
     body = end.body
-    return isinstance(body, RunFailed) and "ToolFailed" in (body.failure.type, *body.failure.lineage)
+    return isinstance(body, RunFailed) and not {"ToolFailed", "PlanFailed"}.isdisjoint((body.failure.type, *body.failure.lineage))
 
 
 def _is_failure(event: Event) -> bool:
@@ -243,9 +276,9 @@ def _is_tried_again_of(state: RunState, number: int, fresh: bool) -> bool:
 
 def _is_tried_again(call: CallState, fresh: bool) -> bool:
     if call.inherited:
-        return is_repeatable_class(call) and (fresh if call.phase == "completed" else call.approval is None)
+        return is_repeatable_class(call) and call.approval is None and (fresh or call.phase != "completed")
     if call.phase == "completed":
-        return fresh and call.effect == "read"
+        return is_made_anew(call, fresh)
     # A used approval stays used. So a call with an approval keeps its failure, and the agent may make a new call. But
     # if the call may have happened, it is in doubt, and the doubt must be settled.
     return call.phase == "failed" and call.begun and not is_certain_end(call) and (call.approval is None or not is_repeatable(call))

@@ -87,6 +87,7 @@ class Frontier(Struct):
     abandoned: set[int]  # the numbers of calls, approvals and children that the agent no longer waits for
     pending: list[tuple[int, Command]]  # (cause, command): commands of the machine that are not in the journal yet
     activations: int = 0
+    in_the_way: str | None = None  # why the agent cannot go on from here with the frame of its code: `Machine.in_the_way`
 
 
 def completion_of(event: Event, load: Callable[[Payload], bytes]) -> Completion | None:
@@ -204,6 +205,7 @@ def replay(
             raise _missing(first)
         if frontier.pending:
             raise _unrecorded(frontier, first)
+    frontier.in_the_way = machine.in_the_way()
     return frontier
 
 
@@ -309,8 +311,8 @@ def _different(command: Command, event: Event, load: Callable[[Payload], bytes])
 
 def _more_about(command: Command, event: Event, load: Callable[[Payload], bytes]) -> str:
     """More words for the message: the exact difference, or what to do. Without them both sides may look the same."""
-    if isinstance(event.body, PlanGenerated):
-        return "; a run follows the plan that it was begun with: resume it with that one, or start a new run"
+    if isinstance(event.body, PlanGenerated) and isinstance(command, Record):
+        return "; a run follows the plan that it was begun with: resume it with that one, or adopt it as a new version"
     if isinstance(command, CallTool) and isinstance(event.body, ToolCallInitiated | ToolCallProposed) and is_request(event.body.args):
         assert event.body.args is not None
         differs = difference(load(event.body.args), command.args)

@@ -121,7 +121,7 @@ from perdure.core.machine import (
 )
 from perdure.core.outcomes import Abandoned, Raised, Returned, Unrecordable
 from perdure.core.replay import Frontier, completion_of, inheritance, replay
-from perdure.core.state import ENDED, FINISHED, LOST, NOT_STARTED, AskState, CallState, RunState, image_of, refusal
+from perdure.core.state import ENDED, FINISHED, LOST, NOT_STARTED, AskState, CallState, RunState, image_of, is_made_anew, refusal
 from perdure.core.steps import (
     Answer,
     AppendCommitted,
@@ -653,6 +653,8 @@ class RunCore:
         if self._machine is None:
             self._machine = self._code.machine_of(state, self._load, self._settings.max_steps)
             frontier = replay(self._machine, events, self._load)
+            if frontier.in_the_way is not None:  # the code of this version has changed since a person let it go on with the run
+                raise Diverged(f"this code cannot go on with the run: {frontier.in_the_way}", seq=state.seq)
             # What an earlier life has left, and had stopped to wait for, is not wanted.
             left = {
                 number for number in self._open_numbers() if number not in frontier.calls and number not in self._machine.earlier.requests
@@ -887,7 +889,7 @@ class RunCore:
         """The agent made a superseded call again. perdure treats both requests as one call (core/history.py)."""
         state = self.state
         call = state.calls.get(number)
-        anew = state.fresh and call is not None and call.phase == "completed" and call.effect == "read"
+        anew = call is not None and is_made_anew(call, state.fresh)
         event = self._record(CallRequestedAgain(anew), call=number, cause=cause)
         self._unwanted.discard(number)
         self._reuse_outcome(number, event.seq)
@@ -1153,7 +1155,7 @@ class RunCore:
         words = over_words(over.what)
         # A call that may have happened is not reported as failed.
         if over.limits.on_exceed == "fail" and unstarted and not lost:
-            yield from self._refuse(call, Failure(kind="over_budget", type="BudgetExceeded", message=words))
+            yield from self._refuse(call, Failure(kind="over_budget", type="BudgetExceeded", message=words, over=over.what))
             return
         self._record(over.what, cause=call.last_seq)
         self._attend("budget", f"call {call.number} ({call.tool}): {words}")

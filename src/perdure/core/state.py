@@ -936,7 +936,7 @@ class Image(Struct, frozen=True, gc=False, omit_defaults=True):
 _IMAGED = tuple(
     name
     for name in Image.__struct_fields__
-    if name in RunState.__struct_fields__ and name not in (*("calls", "open", "asks", "children", "pins", "patches"),)
+    if name in RunState.__struct_fields__ and name not in ("calls", "open", "asks", "children", "pins", "patches")
 )
 
 
@@ -1002,6 +1002,11 @@ def _payloads_in(value: Any) -> Iterator[Payload]:
 # The keys of a call follow from `created`.
 _encode_image = msgspec.json.Encoder(enc_hook=lambda _: None).encode
 _decode_image = msgspec.json.Decoder(Image, dec_hook=lambda _, __: _NO_KEYS).decode
+
+
+def is_made_anew(call: CallState, fresh: bool) -> bool:
+    """With `--fresh`, is this completed call made again? Not under an approval: it was granted for one execution."""
+    return fresh and call.phase == "completed" and call.effect == "read" and call.approval is None
 
 
 def is_repeatable_class(call: CallState) -> bool:

@@ -236,6 +236,8 @@ def _line(left: DiffCall | None, right: DiffCall | None) -> DiffLine:
 
 
 def _differs(left: DiffCall, right: DiffCall) -> tuple[str, ...]:
+    if left is right:  # a fork keeps the calls of the run up to its point
+        return ()
     name = ("call",) if (left.kind, left.name) != (right.kind, right.name) else ()
     args = ("arguments",) if left.digest != right.digest else ()
     same = _equal((left.answered, left.result, left.error), (right.answered, right.result, right.error))

@@ -18,14 +18,15 @@ from msgspec import Struct, structs
 from perdure import shell
 from perdure.core import codec, identity
 from perdure.core.budget import NOTHING, Amounts
-from perdure.core.events import ChildStarted, Event, Limits
+from perdure.core.codec import Payload
+from perdure.core.events import ChildStarted, Event, Limits, encode_body
 from perdure.core.state import RunState, payloads
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreCorrupt
 from perdure.inspect.export import Export, ExportedArtifact, ExportedJournal, artifact_chunks, load
 from perdure.inspect.projection import row_of, specimen_row
 from perdure.inspect.repair import right_approval
 from perdure.inspect.text import Load
-from perdure.store.api import ArtifactRow, Head, NewFork, RunRow, Specimen, Stored, Whole
+from perdure.store.api import ArtifactRow, Head, NewFork, Recorded, RunRow, Specimen, Stored, Whole
 from perdure.tool.artifact import CHUNK_BYTES, SCHEME, Artifact
 
 
@@ -150,14 +151,45 @@ def _whole(run: ExportedJournal, export: Export, made: Specimen) -> Whole:
     )
 
 
-def new_fork(
-    parent: str, state: RunState, events: Sequence[Event], specimen: Specimen | None, blobs: Sequence[bytes], load: Load
-) -> NewFork:
+class Packing:
+    """Packs payloads for the events of a fork, and keeps the blobs that do not fit into an event."""
+
+    def __init__(self, inline_bytes: int, load: Load) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self._inline_bytes = inline_bytes
+        self._load = load
+
+    def pack(self, encoded: bytes) -> Payload:
+        payload, blob = codec.pack(encoded, self._inline_bytes)
+        if blob is not None:
+            self.blobs[str(payload.blob)] = blob
+        return payload
+
+    def load(self, payload: Payload) -> bytes:
+        new = None if payload.inline is not None else self.blobs.get(str(payload.blob))
+        return self._load(payload) if new is None else new
+
+
+def new_fork(parent: Recorded, state: RunState, events: Sequence[Event], specimen: Specimen | None, packing: Packing) -> NewFork:
     """The rows of a fork with this journal. `specimen`: it is a rehearsal; else a worker goes on with it."""
     created = state.created
     assert created is not None
-    sealed = identity.seal_all(identity.genesis(created.run_id), events)
-    digest, head = codec.digest(load(created.input)), sealed[-1].hash
+    head = identity.genesis(created.run_id)
+    copied: dict[int, bytes] = {}
+    own: list[Stored] = []
+    named: set[str] = set()
+    for place, one in enumerate(events):
+        # An event that is the same object was not changed for the fork (core/fork.py), so its bytes are the same, too.
+        same = place < len(parent.events) and parent.events[place] is one
+        data = parent.data[place] if same else encode_body(one.body)
+        head = identity.link(head, one.seq, one.event_id, one.ts, one.epoch, one.call, one.cause, data)
+        if same:
+            copied[one.seq] = head
+        else:
+            own.append(Stored(one.seq, bytes.fromhex(one.event_id), one.ts, one.epoch, one.call, one.cause, data, head))
+        if b'"blob":' in data:
+            named.update(payload.blob for payload in payloads(one.body) if isinstance(payload.blob, str))
+    digest = codec.digest(packing.load(created.input))
     if specimen is None:
         row = row_of(created.run_id, state, events, digest, head)
     else:
@@ -165,27 +197,16 @@ def new_fork(
     whole = Whole(
         run=columns(row, None, created.depth),
         ledger_of=None,
-        events=[
-            Stored(one.seq, bytes.fromhex(one.event_id), one.ts, one.epoch, one.call, one.cause, data.data, data.hash)
-            for one, data in zip(events, sealed, strict=True)
-        ],
+        events=own,
         approvals=approval_rows(state),
         signals=[],
         budgets=budget_rows(state.budget, None, state.spent),
         reserved=[],
         inbox=[],
         notices=[],
-        blobs=sorted(
-            {
-                payload.blob
-                for event, data in zip(events, sealed, strict=True)
-                if b'"blob":' in data.data
-                for payload in payloads(event.body)
-                if isinstance(payload.blob, str)
-            }
-        ),
+        blobs=sorted(named),
     )
-    return NewFork(whole, parent, blobs)
+    return NewFork(whole, parent.run_id, copied, list(packing.blobs.values()))
 
 
 def columns(row: RunRow, parent_seq: int | None, depth: int) -> tuple[object, ...]:

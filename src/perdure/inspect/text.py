@@ -671,7 +671,7 @@ def _said(body: CancelRequested | RunPaused | RunUnpaused | RunRequeued | RunAdo
         case RunAdopted():
             return f"{body.by} lets version {body.version} of the agent go on with the run{_note(body.note)}"
         case FrameChanged():
-            return f"{body.by} lets version {body.version} of the agent go on with the run, from its next turn on{_note(body.note)}"
+            return f"{body.by} lets version {body.version} of the agent go on with the run, from its next turn or step on{_note(body.note)}"
         case BudgetRaised():
             return f"{body.by} added {limits_words(body.added)} to the run's budget{_note(body.note)}"
         case SignalReceived():

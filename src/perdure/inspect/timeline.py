@@ -18,6 +18,7 @@ from perdure.core.events import (
     PlanGenerated,
     RunCreated,
     RunForked,
+    RunReleased,
     StatusReported,
     ToolCallInitiated,
     ToolCallProposed,
@@ -65,6 +66,7 @@ class EventNames:
         self.tools: dict[int, str] = {}
         self.keys: dict[int, str] = {}
         self._created: RunCreated | None = None
+        self.in_rehearsal = False  # the events since `run_forked` are those of a rehearsal, which no worker drives
         self._keys = CallKeys("", "")  # replaced at the run's first event; no call comes before it
         self.calls: dict[int, str] = {}  # call → its tool, the action of its approval, or the agent of its child
         self.began: dict[int, int] = {}  # call → when its last attempt began
@@ -77,6 +79,7 @@ class EventNames:
                     self._created, self._keys = event.body, CallKeys.of(event.body)
                 case RunForked(run_id=fork) if self._created is not None:
                     self._keys = CallKeys.of(self._created, fork)
+                    self.in_rehearsal = fork == self._created.run_id and self._created.rehearses is not None
                 case CheckpointTaken():
                     # If the events before it were removed, only its image has the requests of the calls that are open.
                     for request in image_in(event.body).requests:
@@ -157,6 +160,8 @@ class Timeline:
     def say(self, event: Event) -> str:
         """The event as a sentence."""
         self.learn(event)
+        if self.names.in_rehearsal and isinstance(event.body, RunReleased):
+            return f"the rehearsal stops here as {event.body.status}: {event.body.waiting_for}"
         said = sentence(event, self.names.calls, self.names.began, self._load)
         step = self.step(event)
         if step is None or event.call is None:

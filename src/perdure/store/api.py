@@ -512,11 +512,22 @@ def undone(run_id: str, so: str) -> Conflict:
     return Conflict(f"run {run_id} has been undone, or is being undone, by run {undo_id(run_id)}, so {so}; start a new run")
 
 
+class Recorded(Struct, frozen=True, gc=False):
+    """The journal of a run, for a fork: its events, and for each of them the bytes that were hashed."""
+
+    run_id: str
+    events: Sequence[Event]
+    data: Sequence[bytes]
+
+
 class NewFork(Struct, frozen=True, gc=False):
     """A fork to store: its row, its journal and what belongs to it."""
 
-    whole: Whole
+    whole: Whole  # its events are those that the parent does not have
     parent: str  # the run that was forked; the fork uses its blobs and artifacts too
+    # The seq of each event that is the same in the parent → its hash in the journal of the fork. The database copies
+    # these events from the parent.
+    copied: Mapping[int, bytes]
     blobs: Sequence[bytes] = ()  # new ones
 
     @property
@@ -686,6 +697,9 @@ class Reading(Protocol):
 
     def read(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         """The events with seq > after, in order, at most `limit`. StoreCorrupt if an event cannot be decoded."""
+
+    def recorded(self, run_id: str) -> Recorded:
+        """All events of the run, with their bytes. StoreCorrupt if an event cannot be decoded."""
 
     def checkpoint(self, run_id: str) -> Checkpoint | None:
         """Where the run begins, if its agent has taken a checkpoint."""

@@ -26,6 +26,7 @@ from perdure.store.rows import has_arrived
 
 _AGENT, _VERSION, _TENANT, _QUEUE, _PRIORITY = 1, 2, 3, 5, 19  # the positions of these columns in Whole.run
 _FEW_BLOBS = 500
+_NO_HASH = bytes(32)
 
 
 class Wholes(Part):
@@ -135,16 +136,17 @@ class Wholes(Part):
             keys = [cursor.one("run_to_keep", (name,)) for name in dict.fromkeys((root, new.parent))]
             if None in keys:
                 raise NotFound(f"run {new.parent} was pruned meanwhile; nothing was written")
-            cursor.one("run_to_change", (new.parent,))  # an undo or a prune --before-checkpoint waits, or is found here
+            # A prune --before-checkpoint waits for this lock: it deletes blobs that no other run uses. An undo whose transaction
+            # has not ended yet comes after the fork: that is allowed.
+            cursor.one("run_to_change", (new.parent,))
             if new.is_live and cursor.one("run_key", (undo_id(new.parent),)) is not None:
                 raise undone(new.parent, "no live fork can be made of it")
             shared = {"runs": as_json([key[0] for key in keys if key is not None])}
             artifacts = {str(artifact) for _, artifact in cursor.all("whole_artifact_uses", shared)}
             put_unused(cursor, new.blobs)
-            digests = {"digests": as_json(new.whole.blobs)}
-            if len(cursor.all("known_blobs", digests)) < len(set(new.whole.blobs)):
-                raise NotFound(f"events of run {new.parent} were removed meanwhile by prune --before-checkpoint; nothing was written")
-            self._take_in_events(cursor, _insert(cursor, structs.replace(new.whole, artifacts=sorted(artifacts)), {}, taken))
+            events = _insert(cursor, structs.replace(new.whole, artifacts=sorted(artifacts)), {}, taken)
+            self._take_in_events(cursor, events)
+            _copy_events(cursor, new, key=events[0][0])
 
         # No other run has the fork's last event: it is not a copy.
         self._database.write(write, lambda cursor, _: has_arrived(cursor, run_id, new.whole.events[-1].event_id.hex()))
@@ -229,6 +231,24 @@ def _insert(cursor: Cursor, whole: Whole, lines: dict[Row, int], taken: Conflict
     cursor.each("use_blob", [(key, bytes.fromhex(digest)) for digest in whole.blobs])
     keep(cursor, key, whole.artifacts, whole.outside)
     return [_event(key, whole.run_id, stored) for stored in whole.events]
+
+
+def _copy_events(cursor: Cursor, new: NewFork, key: int) -> None:
+    """Copy the events that are the same in the parent. Their bytes do not leave the database."""
+    last = max(new.copied, default=0)
+    others = [seq for seq in range(1, last + 1) if seq not in new.copied]
+    copied = cursor.change(
+        "copy_events",
+        {
+            "run": key,
+            "parent": new.parent,
+            "last": last,
+            "others": as_json(others),
+            "hashes": b"".join(new.copied.get(seq, _NO_HASH) for seq in range(1, last + 1)),
+        },
+    )
+    if copied != len(new.copied):
+        raise NotFound(f"events of run {new.parent} were removed meanwhile; nothing was written")
 
 
 def _event(key: int, run_id: str, stored: Stored) -> Row:

@@ -21,7 +21,7 @@ from perdure.store.rows import body_from
 _PAGE = 2000  # how many events are in memory at a time, however long a journal is
 _NOTHING = Usage()
 REMOVED = "removed before a checkpoint"  # in place of a tool or a model
-_LIFE = ("run_created", "run_claimed", "run_released", "run_reopened", "run_forked", "run_succeeded", "run_failed")
+_LIFE = ("run_created", "run_claimed", "run_released", "run_forked", "run_succeeded", "run_failed")
 
 
 class _Failure(Struct, frozen=True, gc=False):
@@ -35,7 +35,7 @@ class _Told(Struct, frozen=True, gc=False):
     attempt: int = 1
     usage: Usage | None = None
     failure: _Failure | None = None
-    unsettled: tuple[Unsettled, ...] = ()  # only in the last event of a run that was ended by force
+    unsettled: tuple[Unsettled, ...] = ()  # only in `run_reopened`, and in the last event of a run that was ended by force
 
 
 _decode = msgspec.json.Decoder(_Told).decode

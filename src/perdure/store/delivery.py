@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from perdure.core.events import (
@@ -29,10 +31,8 @@ from perdure.store.rows import body_from, body_or_none, event_row, key_of, run_r
 
 # Events that must be in the journal in order of arrival: signals of a topic, changes of an approval, a pause and the
 # end of a pause.
-_IN_ORDER = (
-    *(SignalReceived, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
-    *(RunPaused, RunUnpaused),
-)
+OF_APPROVALS = (ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
+_IN_ORDER = (SignalReceived, *OF_APPROVALS, RunPaused, RunUnpaused)
 
 
 class Letter(Struct, frozen=True, gc=False):
@@ -72,19 +72,19 @@ class Delivery:
             cursor.change("insert_inbox", values)
             return False
         if isinstance(letter.body, _IN_ORDER):
-            found = _journal_unread(cursor, found, letter.ts)
+            found = journal_unread(cursor, found, letter.ts, lambda body, _: isinstance(body, _IN_ORDER))
         _journal(cursor, found, letter, status)
         return True
 
 
-def _journal_unread(cursor: Cursor, found: Row, now: int) -> Row:
-    """Append the posts that the last holder left unread, so that they come before the new post.
+def journal_unread(cursor: Cursor, found: Row, now: int, wanted: Callable[[AnyBody, int | None], bool]) -> Row:
+    """Append the `wanted` posts (body, call) that the last holder left unread. The caller's events come after them.
 
-    Only events whose order matters (_IN_ORDER) are appended. Returns the run's new row.
+    Returns the run's new row.
     """
     for inbox_id, call, event_id, data in cursor.all("unread_of_run", (key_of(found),)):
         body = body_or_none(data, f"inbox row {inbox_id} of run {run_row(found).run_id}")
-        if isinstance(body, _IN_ORDER):
+        if body is not None and wanted(body, call):
             _journal(cursor, found, Letter(call, body, event_id.hex(), now))
             cursor.change("consume_inbox", (inbox_id, key_of(found)))
             found = cursor.all("run_by_id", (run_row(found).run_id,))[0]

@@ -13,7 +13,7 @@ from perdure.core.events import CheckpointTaken, ChildStarted, Event, ToolCallIn
 from perdure.core.identity import genesis
 from perdure.errors import NotFound, StoreCorrupt
 from perdure.store import blobs, limits
-from perdure.store.api import FINISHED, Append, Appended, Checkpoint, Committed, Refused, RowChange, Stored
+from perdure.store.api import FINISHED, Append, Appended, Checkpoint, Committed, Recorded, Refused, RowChange, Stored
 from perdure.store.cursor import ConnectionGone, Cursor, Row
 from perdure.store.delivery import Delivery
 from perdure.store.part import Means, Part
@@ -83,6 +83,10 @@ class Journal(Part):
     def read(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         wanted = {"run_id": run_id, "after": after, "until": LAST_SEQ if limit is None else after + limit}
         return _in_order(run_id, after, self._database.read("read_events", wanted))
+
+    def recorded(self, run_id: str) -> Recorded:
+        rows = self._database.read("read_events", {"run_id": run_id, "after": 0, "until": LAST_SEQ})
+        return Recorded(run_id, _in_order(run_id, 0, rows), [row[-1] for row in rows])
 
     def read_life(self, run_id: str) -> list[Event]:
         return _in_order(run_id, 0, self._database.read("read_life", {"run_id": run_id}))

@@ -33,7 +33,7 @@ from perdure.store import family, limits, queues
 from perdure.store.api import FINISHED, Charge, InboxRow, NewRun, Reopen, RunRow, Status, Tombstone
 from perdure.store.creation import insert_run
 from perdure.store.cursor import Cursor, Row
-from perdure.store.delivery import Delivery, Letter
+from perdure.store.delivery import OF_APPROVALS, Delivery, Letter, journal_unread
 from perdure.store.part import Means, Part
 from perdure.store.projections import Consequences
 from perdure.store.rows import body_or_none, check_not_ended, event_row, has_arrived, inbox_row, key_of, run_row
@@ -174,33 +174,33 @@ class Mailbox(Part):
             # The undo was started after the reopening was planned. The lock of the run's row keeps others out until the
             # commit.
             raise Conflict(f"run {one.run_id} is being undone by run {identity.undo_id(one.run_id)}, so it cannot go on; start a new run")
-        planned = one.events[0][0]
+        body = one.events[0][0]
+        assert isinstance(body, RunReopened), body
         _, removed = cursor.one("checkpoint_to_change", (key,)) or (0, 0)
-        if isinstance(planned, RunReopened) and planned.back_to <= removed:
+        if body.back_to <= removed:
             # These events were removed after the reopening was planned, and that does not change the number of events. If it
             # goes back to a later event, all that it reuses is in the checkpoint, or later than it.
             raise Conflict(
-                f"run {one.run_id} cannot go back to event {planned.back_to}: its events 2 to {removed} were removed by prune --before-checkpoint"
+                f"run {one.run_id} cannot go back to event {body.back_to}: its events 2 to {removed} were removed by prune --before-checkpoint"
             )
+        found = _settle_unread(cursor, found, body, now)
+        row = run_row(found)
         head, reopened = row.head, row.seq + 1
         events = []
-        for seq, (body, call, event_id) in enumerate(one.events, reopened):
-            sealed = seal(head, Event(seq, event_id, now, row.epoch, call, row.seq if seq == reopened else reopened, body))
+        for seq, (written, call, event_id) in enumerate(one.events, reopened):
+            sealed = seal(head, Event(seq, event_id, now, row.epoch, call, row.seq if seq == reopened else reopened, written))
             events.append(event_row(key, sealed))
             head = sealed.hash
         cursor.change("reopen_run", {"id": key, "seq": row.seq + len(events), "head": head, "now": now})
         cursor.each("insert_event", events)
-        body = one.events[0][0]
-        assert isinstance(body, RunReopened), body
         cursor.change("leave_checkpoint", {"run": key, "back_to": body.back_to})
         for call in body.withdrawn:
             cursor.change("withdraw_approval_of_call", {"run": key, "call": call, "ts": now})
         for one_call in body.unsettled:
             limits.charge(cursor, key, Charge(reserved=NOTHING, spent=amounts_of(one_call.usage)))
-        for inbox_id, _, _, data in cursor.all("unread_of_run", (key,)):
-            # Delete a cancel or a pause that no worker has read: it was meant for the events that are superseded now.
-            if isinstance(body_or_none(data, f"inbox row {inbox_id} of run {one.run_id}"), CancelRequested | RunPaused):
-                cursor.change("consume_inbox", (inbox_id, key))
+        for raised, _, _ in one.events:
+            if isinstance(raised, BudgetRaised):
+                limits.raise_limits(cursor, key, one.run_id, raised)
         if one.version is not None:
             queues.move(cursor, key, one.version)
 
@@ -209,6 +209,28 @@ class Mailbox(Part):
 
     def unread(self, run_id: str) -> list[InboxRow]:
         return [inbox_row(row) for row in self._database.read("inbox_of_run", (run_id,))]
+
+
+def _settle_unread(cursor: Cursor, found: Row, reopened: RunReopened, now: int) -> Row:
+    """Journal the posts that no worker has read and that belong to the events that are superseded now. Returns the new row.
+
+    These are a cancel, a pause, and votes and decisions about an approval that is withdrawn. Their senders were told that
+    the posts will reach the run, so they must not vanish. If they stayed in the inbox, a later post would journal them
+    after `run_reopened`, where no approval is open. If the run has ended, they came too late: they are deleted.
+    """
+
+    def is_superseded(body: AnyBody, call: int | None) -> bool:
+        return isinstance(body, CancelRequested | RunPaused) or (isinstance(body, OF_APPROVALS) and (call in reopened.withdrawn or ended))
+
+    row = run_row(found)
+    ended = row.status in FINISHED
+    if not ended:
+        return journal_unread(cursor, found, now, is_superseded)
+    for inbox_id, call, _, data in cursor.all("unread_of_run", (key_of(found),)):
+        body = body_or_none(data, f"inbox row {inbox_id} of run {row.run_id}")
+        if body is not None and is_superseded(body, call):
+            cursor.change("consume_inbox", (inbox_id, key_of(found)))
+    return found
 
 
 def stands_for(event_id: str) -> str:

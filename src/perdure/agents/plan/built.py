@@ -11,14 +11,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, get_args
 
 from perdure.agent import Agent, BuiltAgent
+from perdure.agents import frames
 from perdure.agents.plan.check import MAX_STEPS, PlanProblem, Sound, sound
 from perdure.agents.plan.follow import Following, facts_of
+from perdure.agents.plan.frames import RecordedPlans, change, trusted
 from perdure.agents.plan.refs import Test
 from perdure.agents.plan.step import (
     NO_DEFAULT,
@@ -38,8 +42,12 @@ from perdure.core import codec
 from perdure.core.approval import Approval
 from perdure.core.budget import Budget
 from perdure.core.codec import shown
+from perdure.core.events import Event, FrameChanged
 from perdure.core.failures import clean
 from perdure.core.loop_detector import Circles
+from perdure.core.machine import current
+from perdure.core.replay import Frontier
+from perdure.core.state import RunState
 from perdure.errors import InvalidInput, InvalidPlan, NotFound, PlanFailed
 from perdure.models import Answer, Message, Model, ToolResult, ToolSpec, User
 from perdure.run import Run
@@ -64,7 +72,25 @@ Rules:
 """
 
 
-class WrittenPlan(BuiltAgent[..., dict[str, Any]]):
+class PlanAgent(BuiltAgent[..., dict[str, Any]]):
+    """An agent that follows a plan."""
+
+    declared: str | None = None  # the digest of the plan that the code has; None: a model writes the plan
+
+    def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The outcomes of the steps so far; in the task of a step: the step, its tool and its arguments."""
+        return facts_of(code, variables)
+
+    def frame_change(
+        self, state: RunState, events: Sequence[Event], load: frames.Load, *, by: str, note: str | None
+    ) -> FrameChanged | None:
+        return change(self.version, self.declared, state, events, load, by=by, note=note)
+
+    def check_open_calls(self, frontier: Frontier, state: RunState, load: frames.Load) -> None:
+        frames.check_open_calls(self.name, self.version, frontier, state, load)
+
+
+class WrittenPlan(PlanAgent):
     """An agent that lets a model write its plan, and then follows the plan. `Plan.from_model` creates it."""
 
     def __init__(
@@ -91,8 +117,9 @@ class WrittenPlan(BuiltAgent[..., dict[str, Any]]):
         writer = _Writer(model, callees, name, max_attempts, policy, instructions)
 
         async def write_and_follow(run: Run, **given: Any) -> dict[str, Any]:
-            plan, by = await writer.write(run, str(given.get("goal", goal)))
-            return await Following(run, plan, {}, by).follow()
+            recorded = RecordedPlans(callees, None)
+            plan, by = await writer.write(run, str(given.get("goal", goal)), recorded)
+            return await Following(run, plan, {}, by, recorded=recorded, refit=writer.refit).follow()
 
         write_and_follow.__doc__ = f"Plan and do what is wanted, with {', '.join(callees)}."
         takes = {"goal": (str, NO_DEFAULT)} if goal is None else {}
@@ -106,10 +133,6 @@ class WrittenPlan(BuiltAgent[..., dict[str, Any]]):
     def agents(self) -> tuple[Agent[..., Any], ...]:
         """The agents that a plan of this agent may call."""
         return tuple(callee for callee in self.callees.values() if isinstance(callee, Agent))
-
-    def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The outcomes of the steps so far; in the task of a step: the step, its tool and its arguments."""
-        return facts_of(code, variables)
 
 
 def _check(model: Any, goal: Any, max_attempts: Any, instructions: Any) -> None:
@@ -136,29 +159,56 @@ class _Writer:
         self._policy = policy
         self._instructions = instructions
 
-    async def write(self, run: Run, goal: str) -> tuple[Sound, str]:
+    async def write(self, run: Run, goal: str, recorded: RecordedPlans) -> tuple[Sound, str]:
         """The plan to follow, and who wrote it: the model, and the person if a person edited the plan."""
-        if self._policy is not None and (impossible := self._policy.check_for(run.actor)) is not None:
+        old = recorded.current()
+        if old is None and self._policy is not None and (impossible := self._policy.check_for(run.actor)) is not None:
             raise InvalidInput(f"the approval of the plan could never be granted: {impossible}")
-        plan = await self._written(run, goal)
-        if self._policy is None:
-            return plan, self._model.name
-        return await self._approved(run, plan, self._policy)
+        plan = await self._written(run, goal, recorded)
+        old = recorded.current()
+        by = self._model.name if old is None else old.model
+        if old is not None and old.asked:
+            # People were asked before this code was let go on with the run: what they decide counts.
+            return await self._approved(run, plan, self._policy or Approval(editable="plan"), by, recorded)
+        if old is not None or self._policy is None:
+            return plan, by
+        return await self._approved(run, plan, self._policy, by, recorded)
 
-    async def _written(self, run: Run, goal: str) -> Sound:
+    def refit(self, plan: Sound, begun: Collection[str]) -> Sound:
+        """The plan that a model wrote for the run, which stays, with the tools of this code. InvalidInput if one does not fit."""
+        try:
+            return sound(plan.document, self._callees, as_is=True, begun=begun)
+        except InvalidPlan as error:
+            raise InvalidInput(f"its plan does not fit the tools of this code: {_in_one_line(error)}") from None
+
+    async def _written(self, run: Run, goal: str, recorded: RecordedPlans) -> Sound:
         talk: list[Message] = [User(f"{goal}\n\nWrite the plan for this.")]
         system, spec = self._system(), submit_spec(self._callees)
         last = ""
-        for attempt in range(1, self._max_attempts + 1):
+        for attempt in count(1):
+            old = recorded.current()
+            if old is None and attempt > self._max_attempts:
+                break
             run.status(f"planning, attempt {attempt}" if attempt > 1 else "planning")
-            answer = await self._model.ask(talk, system=system, tools=[spec], choice=SUBMIT)
+            if old is None:
+                answer = await self._model.ask(talk, system=system, tools=[spec], choice=SUBMIT)
+            else:
+                answer = await old.ask(self._model, talk)
+            # The model may have answered after the frame was changed: then its plan is checked against the tools of this code.
+            old = recorded.current()
             if answer.stop == "refusal":
                 raise PlanFailed(f"model {self._model.name} refused to write the plan: {clean(answer.text, 500) or 'it gave no reason'}")
+            if old is not None:
+                if (told := old.told(attempt)) is None:
+                    submitted: Any = answer.uses[0].arguments
+                    return trusted({"name": self._name, "steps": submitted["steps"]}, self._callees)
+                talk += _sent_back(answer, told)
+                continue
             try:
                 return self._submitted(answer)
             except InvalidInput as error:
                 last = _in_one_line(error)
-                talk += _sent_back(answer, clean(str(error), _PROBLEM_CHARS))
+                talk += _sent_back(answer, _again(clean(str(error), _PROBLEM_CHARS)))
         raise PlanFailed(
             f"model {self._model.name} has written no plan that can be followed, in {self._max_attempts} attempts; the last: {clean(last, _PROBLEM_CHARS)}"
         )
@@ -186,23 +236,30 @@ class _Writer:
         # as_is: the bytes that are recorded must be the bytes that a person approved.
         return sound({"name": self._name, "steps": steps}, self._callees, known, as_is=True)
 
-    async def _approved(self, run: Run, plan: Sound, policy: Approval) -> tuple[Sound, str]:
+    async def _approved(self, run: Run, plan: Sound, policy: Approval, by: str, recorded: RecordedPlans) -> tuple[Sound, str]:
         """Exactly the plan that a person approved.
 
         If the person's edit makes the plan invalid, the approval of the plan before the edit is requested again.
         """
-        by, said = self._model.name, _with_edits(policy)
-        while True:
+        said, machine = _with_edits(policy), current()
+        assert machine is not None
+        for asked in count(1):
+            if recorded.current() is not None:
+                machine.in_the_way = partial(self._in_the_way, plan)
             shown_plan = {"plan": {"steps": plan.document["steps"]}}
             ask = run.request_approval(f"plan {self._name}", shown_plan, policy=policy, reason=said)
             decision = await ask
             if not decision.granted:
                 who, note = f" by {decision.by}" if decision.by else "", f": {decision.note}" if decision.note else ""
                 raise PlanFailed(f"the plan was not approved: {decision.outcome}{who}{note}; nothing of it has begun")
-            approved = decision.input["plan"]
+            approved, old = decision.input["plan"], recorded.current()
             if codec.encode(decision.input) == codec.encode(shown_plan):
-                return plan, by
+                return plan if old is not None else self.refit(plan, ()), by
+            if old is not None and asked == old.asked:
+                return trusted({"name": self._name, **approved}, self._callees), f"{by}, edited by {decision.by}"
             try:
+                if old is not None:
+                    raise InvalidInput("it was not a plan that could be followed")
                 if approved.keys() != {"steps"}:
                     raise InvalidInput("a plan has its steps, and nothing beside them")
                 return self._sound(approved["steps"]), f"{by}, edited by {decision.by}"
@@ -210,6 +267,15 @@ class _Writer:
                 said = clean(
                     f"the edit of {decision.by} was not taken, and this is the plan as it was before: {_in_one_line(error)}", 2_000
                 )
+        raise AssertionError("people are asked until they decide")
+
+    def _in_the_way(self, plan: Sound) -> str | None:
+        """Why the plan that a person is asked about could not be followed with this code."""
+        try:
+            self.refit(plan, ())
+        except InvalidInput as error:
+            return str(error)
+        return None
 
     def _system(self) -> str:
         tools = [
@@ -237,10 +303,13 @@ def _in_one_line(error: InvalidInput) -> str:
     return f"{error.lines[0]} {'; '.join(line.removeprefix('- ') for line in error.lines[1:])}"
 
 
-def _sent_back(answer: Answer, problem: str) -> list[Message]:
+def _again(problem: str) -> str:
+    return f"That is no plan that can be followed: {problem}. Put all of it right, and submit the whole plan again."
+
+
+def _sent_back(answer: Answer, again: str) -> list[Message]:
     """The messages to the model about an invalid plan, in a form that every provider accepts (threat T28)."""
     message = answer.message
-    again = f"That is no plan that can be followed: {problem}. Put all of it right, and submit the whole plan again."
     if not message.uses or len({use.id for use in message.uses}) != len(message.uses):
         # Leave out an empty answer, and an answer whose tool uses have equal ids: providers refuse both.
         return [message, User(again)] if message.text and not message.uses else [User(again)]
@@ -273,17 +342,15 @@ def submit_spec(callees: Mapping[str, Callee]) -> ToolSpec:
 
 
 # -- Plan -------------------------------------------------------------------------------------------------------------
-class Plan(BuiltAgent[..., dict[str, Any]]):
+class Plan(PlanAgent):
     """An agent that follows fixed steps: `Plan("deploy", steps=[Step("build", build_image, {…}), …])`.
 
-    The plan is checked before the first effect and recorded once. A run never changes to another plan. Steps that do
-    not wait for each other run at the same time. With parallel=False the steps run one after the other, in the given
+    The plan is checked before the first effect and recorded. A run keeps its plan, until a person lets another version go
+    on with the run. Steps that do not wait for each other run at the same time. With parallel=False the steps run one after the other, in the given
     order. The result is a dict of the steps' results by name. Its key "$not_done" says which steps were skipped, or
     failed with on_failure="continue", and why. `params`: the parameters of the plan, by name and type, for
     `param("service")` in the steps. InvalidPlan lists all problems of a plan.
     """
-
-    keeps_its_plan = True
 
     def __init__(
         self,
@@ -343,6 +410,7 @@ class Plan(BuiltAgent[..., dict[str, Any]]):
 
     def _become(self, checked: Sound, home: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self.sound = checked
+        self.declared = checked.digest
         given = {key: value for key, value in options.items() if key != "version"}
         version = options.get("version") or version_of(checked)
         super().__init__(_function(checked, home), name=checked.name, version=version, home=home, **given)
@@ -355,17 +423,13 @@ class Plan(BuiltAgent[..., dict[str, Any]]):
 
     @property
     def digest(self) -> str:
-        """The digest of the document. A run always follows the plan with the digest that it recorded."""
+        """The digest of the document. A run follows the plan with the digest that it recorded last."""
         return self.sound.digest
 
     @property
     def agents(self) -> tuple[Agent[..., Any], ...]:
         """The agents that are steps of the plan. Their runs are children of the plan's run."""
         return tuple(callee for callee in self.sound.callees.values() if isinstance(callee, Agent))
-
-    def facts_of(self, code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The outcomes of the steps so far; in the task of a step: the step, its tool and its arguments."""
-        return facts_of(code, variables)
 
 
 def version_of(checked: Sound) -> str:
@@ -405,7 +469,10 @@ def _function(checked: Sound, home: Mapping[str, Any]) -> Any:
     """A coroutine function that follows the plan. Its parameters are the parameters of the plan."""
 
     async def follow(run: Run, **given: Any) -> dict[str, Any]:
-        return await Following(run, checked, given).follow()
+        recorded = RecordedPlans(checked.callees, checked.digest)
+        old = recorded.current()
+        plan = checked if old is None else old.plan()
+        return await Following(run, plan, given, recorded=recorded, refit=lambda plan, begun: checked).follow()
 
     follow.__doc__ = f"Follow the plan {checked.name}, whose steps are {', '.join(step.name for step in checked.steps[:20])}."
     return with_signature(

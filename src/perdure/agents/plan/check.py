@@ -79,18 +79,25 @@ class PlanProblem(NamedTuple):
 
 
 def sound(
-    document: Any, callees: Mapping[str, Callee], known: Sequence[PlanProblem] = (), *, label: str = "", as_is: bool = False
+    document: Any,
+    callees: Mapping[str, Callee],
+    known: Sequence[PlanProblem] = (),
+    *,
+    label: str = "",
+    as_is: bool = False,
+    begun: Collection[str] | None = (),
 ) -> Sound:
     """The checked plan of this document.
 
     InvalidPlan lists all problems in the order of the steps, including the problems in `known`.
 
     The document of the result is normalized: all ways to write the same plan give the same document. With `as_is` the
-    document stays unchanged.
+    document stays unchanged. `begun`: steps of a recorded plan that have begun, so that their tools may have changed since
+    or may be gone; None: all steps.
     """
     whole: Document = document if isinstance(document, dict) else {}
     name = whole.get("name")
-    check = _Check(callees, known)
+    check = _Check(callees, known, begun)
     try:
         if isinstance(document, dict):
             check.plan(whole)
@@ -102,7 +109,7 @@ def sound(
         in_order = sorted(check.problems, key=lambda problem: problem.place)
         said = [problem.said for problem in in_order]
         raise InvalidPlan(label or f"plan {shown(name) if not isinstance(name, str) else name[:80]}", said)
-    used = {step.tool: callees[step.tool] for step in check.steps}
+    used = {step.tool: callees[step.tool] for step in check.steps if step.tool in callees}
     whole = whole if as_is else _in_one_form(whole, check)
     try:
         encoded = codec.encode(whole)
@@ -138,8 +145,9 @@ class _TooMany(Exception):
 class _Check:
     """Checks a plan and collects its problems."""
 
-    def __init__(self, callees: Mapping[str, Callee], known: Sequence[PlanProblem]) -> None:
+    def __init__(self, callees: Mapping[str, Callee], known: Sequence[PlanProblem], begun: Collection[str] | None) -> None:
         self.callees = callees
+        self._begun = begun
         self.problems = list(known)
         self.steps: list[CheckedStep] = []
         self.params: dict[str, dict[str, Any]] = {}
@@ -245,7 +253,8 @@ class _Check:
         for text in texts_in(args or {}):
             self._literal(where, text)
         approval = self._reading(where, lambda: read_approval(step.get("approval")), None)
-        callee = self._callee(where, step.get("tool")) if place not in self._blind else None
+        has_begun = self._begun is None or name in self._begun
+        callee = self._callee(where, step.get("tool")) if place not in self._blind and not has_begun else None
         if callee is not None:
             self._arguments(where, callee, args, approval)
         if len(self.problems) == before and place not in self._blind:

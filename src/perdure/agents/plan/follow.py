@@ -3,27 +3,34 @@
 Each step waits for the steps in its `waits_for`. Once a failed step has stopped the plan, no other step begins. To
 undo steps, perdure calls the compensate hooks of their tools, the last completed step first. Each call of a hook is
 recorded like any other call.
+
+If a person has let another version go on with the run, the recorded plan is followed up to that change (frames.py). Then
+the plan of the code takes its place.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from types import CodeType
 from typing import Any, Literal, TypeGuard, TypeVar
 
 from msgspec import Struct
 
 from perdure import shell
+from perdure.agent import Agent
+from perdure.agents.frames import RecordedAgent, RecordedTool
 from perdure.agents.plan.check import CheckedStep, Sound
-from perdure.agents.plan.conditions import holds
-from perdure.agents.plan.refs import resolve
-from perdure.agents.plan.step import Callee
+from perdure.agents.plan.conditions import holds, written_condition
+from perdure.agents.plan.frames import RecordedPlan, RecordedPlans
+from perdure.agents.plan.refs import resolve, written_arguments
+from perdure.agents.plan.step import written_approval
 from perdure.core import codec
 from perdure.core.approval import Approval
 from perdure.core.events import PlanGenerated
 from perdure.core.failures import IN_DOUBT_KINDS, clean
 from perdure.core.identity import is_id
+from perdure.core.machine import current
 from perdure.errors import ChildFailed, InvalidInput, NotApproved, NotEncodable, PlanFailed, ResultNotEncodable, ToolFailed
 from perdure.run import Run
 from perdure.tool import Tool
@@ -36,7 +43,8 @@ class DoneStep(Struct, frozen=True):
     """A completed step."""
 
     step: str
-    callee: Callee
+    tool: str
+    effect: str | None  # None: it is a run of its own
     arguments: dict[str, Any]
     result: Any
     told: bool = True  # False: the result of the step could not be recorded
@@ -68,30 +76,32 @@ def _as_recorded(run_id: str) -> str:
     return run_id if is_id(run_id) else shell.quote(run_id)
 
 
-def may_have_happened(error: Exception, callee: Callee) -> bool:
-    """Is it possible that a failed call had its effect?"""
+def may_have_happened(error: Exception, effect: str | None) -> bool:
+    """Is it possible that a failed call of this effect class had its effect? None: it was a run of its own."""
     if not isinstance(error, ToolFailed) or error.kind not in IN_DOUBT_KINDS or not error.attempts:
         return False
-    if not isinstance(callee, Tool):
+    if effect is None:
         return True
     # A `once` or `keyed` call that failed as "cancelled" has not happened; otherwise the call would be in doubt, not
     # failed.
     settled = ("read", "transaction") if error.kind != "cancelled" else ("read", "transaction", "once", "keyed")
-    return callee.effect not in settled
+    return effect not in settled
 
 
-async def undo(run: Run, steps: Sequence[DoneStep]) -> Undone:
+async def undo(run: Run, steps: Sequence[DoneStep], callees: Mapping[str, Any]) -> Undone:
     """Undo the steps, the last step first. If a hook fails, its step is not undone, but the other steps still are."""
     undone = Undone([], [])
     for done in reversed(steps):
-        callee = done.callee
-        if not isinstance(callee, Tool):
+        callee = callees.get(done.tool)
+        if done.effect is None:
             undone.left.append((done.step, "it is a run of its own"))
             continue
-        if callee.effect == "read":
+        if done.effect == "read":
             continue
-        hook = callee.compensation()
-        if hook is None or callee.compensator is None:
+        hook = callee.compensation() if isinstance(callee, Tool) else None
+        if not isinstance(callee, Tool):
+            undone.left.append((done.step, f"this code has no tool {done.tool}"))
+        elif hook is None or callee.compensator is None:
             undone.left.append((done.step, "its tool has no compensate hook"))
         elif not done.told and callee.compensator.takes_result:
             undone.left.append((done.step, "its result could not be recorded, and its compensate hook needs it"))
@@ -141,16 +151,32 @@ class _Withdrawn(Exception):
     """The plan stopped while the step waited for a person."""
 
 
-class Following:
-    """The state of one run of a plan: what became of each step, and what is still open."""
+Refit = Callable[[Sound, Collection[str]], Sound]
 
-    def __init__(self, run: Run, plan: Sound, given: Mapping[str, Any], by: str | None = None) -> None:
+
+class Following:
+    """The state of one run of a plan: what became of each step, and what is still open.
+
+    `refit(plan, begun)`: the code's plan for a run that has followed `plan` so far and has begun these steps. InvalidInput
+    if the code cannot go on with it.
+    """
+
+    def __init__(
+        self, run: Run, plan: Sound, given: Mapping[str, Any], by: str | None = None, *, recorded: RecordedPlans, refit: Refit
+    ) -> None:
         self._run = run
         self._plan = plan
         self._given = dict(given)
         self._by = by
+        self._recorded = recorded
+        self._refit = refit
+        self._frame: RecordedPlan | None = recorded.current()
+        self._refused: str | None = None  # why the code's plan could not take the place of the recorded one
         self._outcomes: dict[str, StepOutcome] = {}
-        self._ended = {step.name: asyncio.Event() for step in plan.steps}
+        self._ended: dict[str, asyncio.Event] = {}
+        self._waiting: dict[str, asyncio.Task[None]] = {}  # steps that have not begun
+        self._begun: dict[str, None] = {}
+        self._asking: dict[str, dict[str, Any]] = {}  # steps that wait for an approval, and the arguments it is about
         self._done_steps: list[DoneStep] = []  # completed steps, in the order of completion
         self._stopped_by: tuple[CheckedStep, str] | None = None
         self._undoes = False
@@ -160,15 +186,16 @@ class Following:
 
     async def follow(self) -> dict[str, Any]:
         """The results of the steps by name. PlanFailed if a step stopped the plan."""
-        self._check_approvals()
-        plan = self._plan
-        self._run.record(PlanGenerated(codec.pack(plan.encoded, codec.MAX_BYTES)[0], plan.digest, self._by))
-        async with asyncio.TaskGroup() as steps:
-            for step in plan.steps:
-                steps.create_task(self._take(step), name=f"step {step.name}")
+        machine = current()
+        assert machine is not None
+        machine.in_the_way = self.in_the_way
+        if (impossible := self._impossible(self._plan)) is not None:
+            raise InvalidInput(impossible)
+        async with asyncio.TaskGroup() as self._tasks:
+            self._begin()
         if self._stopped_by is None:
             return self._results()
-        undone = await undo(self._run, self._done_steps) if self._undoes else None
+        undone = await undo(self._run, self._done_steps, self._plan.callees) if self._undoes else None
         raise PlanFailed(self._failure(*self._stopped_by) + ("" if undone is None else undone.words(self._run.id, self._doubtful)))
 
     def facts(self) -> Mapping[str, Any]:
@@ -181,15 +208,78 @@ class Following:
         """The step for which this step waits, for a person who looks into a run; empty if it waits for none."""
         return next(({"waits_for_step": name} for name in step.waits_for if not self._ended[name].is_set()), {})
 
-    def _check_approvals(self) -> None:
-        for step in self._plan.steps:
-            impossible = None if step.approval is None else step.approval.check_for(self._run.actor)
-            if impossible is not None:
-                raise InvalidInput(f"step {step.name}: its approval could never be granted: {impossible}")
+    def _impossible(self, plan: Sound) -> str | None:
+        """Which step of this plan needs an approval that could never be granted."""
+        for step in plan.steps:
+            why = None if step.approval is None or step.name in self._begun else step.approval.check_for(self._run.actor)
+            if why is not None:
+                return f"step {step.name}: its approval could never be granted: {why}"
+        return None
 
+    def _begin(self) -> None:
+        """Record the plan, and let its steps wait for their turn."""
+        plan = self._plan
+        self._run.record(PlanGenerated(codec.pack(plan.encoded, codec.MAX_BYTES)[0], plan.digest, self._by))
+        for step in plan.steps:
+            if step.name not in self._begun:
+                self._ended.setdefault(step.name, asyncio.Event())
+                self._waiting[step.name] = self._tasks.create_task(self._take(step), name=f"step {step.name}")
+
+    # -- when another plan takes the place of this one ----------------------------------------------------------------
+    def in_the_way(self) -> str | None:
+        """Why the code's plan cannot take the place of the recorded one; None if it can, or has."""
+        if self._refused is not None or self._frame is None:
+            return self._refused
+        try:
+            return self._misfit(self._refit(self._plan, self._begun))
+        except InvalidInput as error:
+            return str(error)
+
+    def _misfit(self, plan: Sound) -> str | None:
+        if self._stopped_by is not None:
+            return f"its plan has stopped, because step {self._stopped_by[0].name} failed, so that no step of another plan would begin"
+        steps = {step.name: step for step in plan.steps}
+        for step in self._plan.steps:
+            if step.name in self._begun and (why := _difference(step, steps.get(step.name))) is not None:
+                return f"its step {step.name} has begun, and {why}"
+        for name, arguments in self._asking.items():
+            # The call is made with exactly what a person has approved.
+            encoded, callee = codec.encode(arguments), plan.callees.get(steps[name].tool)
+            if callee is None or callee.rebind(encoded) != encoded:
+                return f"the approval of its step {name} is about arguments that do not fit {steps[name].tool} in this code as they are"
+        return self._impossible(plan)
+
+    def _keep_up(self) -> None:
+        """If the frame has changed since the agent last woke, let the next plan take the place of this one."""
+        frame = self._recorded.current() if self._frame is not None else None
+        if frame is self._frame:
+            return
+        if frame is None and (why := self.in_the_way()) is not None:
+            self._refused = why
+            return  # this is a replay, and its caller goes no further: `Frontier.in_the_way`
+        self._plan = self._refit(self._plan, self._begun) if frame is None else frame.plan()
+        self._frame = frame
+        for task in self._waiting.values():
+            task.cancel()
+        self._waiting.clear()
+        self._begin()
+
+    async def _woken(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """Wait for a call or a person. Everything that follows belongs to the frame of the event that ended the wait."""
+        try:
+            answer = await waiting
+        except Exception:
+            self._keep_up()
+            raise
+        self._keep_up()
+        return answer
+
+    # -- steps --------------------------------------------------------------------------------------------------------
     async def _take(self, step: CheckedStep) -> None:
         for name in step.waits_for:
             await self._ended[name].wait()
+        del self._waiting[step.name]
+        self._begun[step.name] = None
         self._outcomes[step.name] = await self._outcome_of(step)
         self._ended[step.name].set()
 
@@ -222,33 +312,45 @@ class Following:
     # -- making a step ------------------------------------------------------------------------------------------------
     async def _make(self, step: CheckedStep) -> Any:
         """Make the call of the step. Returns the result as JSON, so that other steps can refer to it."""
-        callee = self._plan.callees[step.tool]
-        arguments = codec.decode(callee.bind((), resolve(step.args, self._look)))
+        resolved = resolve(step.args, self._look)
+        if self._frame is None:
+            arguments = codec.decode(self._plan.callees[step.tool].bind((), resolved))
+        else:
+            arguments = self._frame.bound(step.name, step.tool, resolved)
         if step.approval is not None:
             arguments = await self._approved(step, step.approval, arguments)
         self._run.status(f"step {step.name}: {step.tool}")
+        callee = self._plan.callees[step.tool] if self._frame is None else self._frame.callee(step.tool, arguments)
+        effect = None if isinstance(callee, Agent | RecordedAgent) else callee.effect
         try:
-            result = codec.decode(callee.encode_result(await self._called(callee, arguments)))
+            result = await self._called(callee, arguments)
         except ResultNotEncodable:
-            self._done_steps.append(DoneStep(step.name, callee, arguments, None, told=False))
+            self._done_steps.append(DoneStep(step.name, step.tool, effect, arguments, None, told=False))
             raise
-        self._done_steps.append(DoneStep(step.name, callee, arguments, result))
+        self._done_steps.append(DoneStep(step.name, step.tool, effect, arguments, result))
         return result
 
-    async def _called(self, callee: Callee, arguments: dict[str, Any]) -> Any:
-        called, number = callee(**arguments), self._run.calls
-        if not isinstance(callee, Tool):
-            return await called
-        self._calls[number] = None
+    async def _called(self, callee: Any, arguments: dict[str, Any]) -> Any:
+        """Call the tool or the agent. Returns the result as JSON."""
+        recorded = self._frame is not None
+        called = _made_again(callee, arguments) if recorded else callee(**arguments)
+        number = self._run.calls
+        if not isinstance(callee, Agent | RecordedAgent):
+            self._calls[number] = None
         try:
-            return await called
+            result = await self._woken(called)
         finally:
-            del self._calls[number]
+            self._calls.pop(number, None)
+        return result if isinstance(callee, RecordedTool | RecordedAgent) else codec.decode(callee.encode_result(result))
 
     async def _approved(self, step: CheckedStep, policy: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
         """Exactly the arguments that a person approved. If the person does not approve them, the step fails."""
         ask = self._run.request_approval(f"step {step.name}: {step.tool}", arguments, policy=policy, reason=policy.reason)
-        decision = await self._unless_stopped(ask)
+        self._asking[step.name] = arguments
+        try:
+            decision = await self._unless_stopped(ask)
+        finally:
+            del self._asking[step.name]
         if not decision.granted:
             by, note = f" by {decision.by}" if decision.by else "", f": {decision.note}" if decision.note else ""
             raise InvalidInput(f"it was not approved: {decision.outcome}{by}{note}")
@@ -261,7 +363,7 @@ class Following:
         assert task is not None
         self._patient[task] = None
         try:
-            answer = await waiting
+            answer = await self._woken(waiting)
         except asyncio.CancelledError:
             # If the run is cancelled when the plan stops, the cancel of the run wins.
             if self._stopped_by is not None and task.uncancel() == 0:
@@ -277,7 +379,8 @@ class Following:
     async def _failed(self, step: CheckedStep, error: ToolFailed | InvalidInput) -> StepOutcome | None:
         """The outcome of a step that has failed. None if a person decided that the step is made again."""
         why = clean(f"{error.type}: {error.message}" if isinstance(error, ToolFailed) else str(error), _WHY_CHARS)
-        if may_have_happened(error, self._plan.callees[step.tool]):
+        step = next((one for one in self._plan.steps if one.name == step.name), step)  # the plan may be another one now
+        if may_have_happened(error, self._effect(step.tool)):
             self._doubtful.append(step.name)
             why = f"{why}{'' if why.endswith('.') else '.'} It may have happened all the same"
         if self._stopped_by is not None and _was_given_up(error):
@@ -298,6 +401,10 @@ class Following:
         self._undoes |= on_failure == "undo"
         self._stop(step, why)
         return StepOutcome("failed", why=why)
+
+    def _effect(self, tool: str) -> str | None:
+        callee = self._plan.callees.get(tool) if self._frame is None else self._frame.callee(tool, {})
+        return None if isinstance(callee, Agent | RecordedAgent) else str(getattr(callee, "effect", "once"))
 
     def _stop(self, step: CheckedStep, why: str) -> None:
         if self._stopped_by is not None:
@@ -374,6 +481,34 @@ class Following:
                 more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
                 parts.append(f"{words}: {', '.join(names[:_NAMED])}{more}")
         return "; ".join(parts)
+
+
+def _made_again(callee: Any, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+    """Make a recorded call again, with the recorded arguments: the code's tool may take others."""
+    machine = current()
+    assert machine is not None
+    make = machine.call_tool if isinstance(callee, RecordedTool) else machine.start_child
+    return make(callee, codec.encode(arguments))
+
+
+def _difference(step: CheckedStep, other: CheckedStep | None) -> str | None:
+    """What is different in a step that has begun. Its description, and what to do if it fails, may be."""
+    if other is None:
+        return "this plan has no such step"
+    parts = {
+        "tool": (step.tool, other.tool),
+        "arguments": (written_arguments(step.args), written_arguments(other.args)),
+        "condition": ([*map(written_condition, step.when)], [*map(written_condition, other.when)]),
+        "approval": (_written_approval(step), _written_approval(other)),
+    }
+    for what, (before, now) in parts.items():
+        if before != now:
+            return f"in this plan it has another {what}" if what != "arguments" else "in this plan it has other arguments"
+    return None if {*step.waits_for} == {*other.waits_for} else "in this plan it waits for other steps"
+
+
+def _written_approval(step: CheckedStep) -> Any:
+    return None if step.approval is None else written_approval(step.approval)
 
 
 def facts_of(code: CodeType, variables: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from perdure.agent import Agent, AgentFunction, BuiltAgent
-from perdure.agents.react import frames
-from perdure.agents.react.frames import RecordedFrames, RecordedKit
+from perdure.agents import frames
+from perdure.agents.react.frames import RecordedFrames, RecordedKit, change
 from perdure.agents.react.toolbox import Kit, NotCallable, Toolbox
 from perdure.agents.react.turns import (
     ANSWER_TAKEN,
@@ -203,7 +203,7 @@ class ReAct(BuiltAgent[..., Any]):
     def frame_change(
         self, state: RunState, events: Sequence[Event], load: Callable[[Payload], bytes], *, by: str, note: str | None
     ) -> FrameChanged | None:
-        return frames.change(self.version, state, events, load, by=by, note=note)
+        return change(self.version, state, events, load, by=by, note=note)
 
     def check_open_calls(self, frontier: Frontier, state: RunState, load: Callable[[Payload], bytes]) -> None:
         frames.check_open_calls(self.name, self.version, frontier, state, load)
@@ -218,7 +218,9 @@ class ReAct(BuiltAgent[..., Any]):
                 self.checkpoint_bytes is not None
                 and recorded.current() is None
                 and talk.has_outgrown(self.checkpoint_bytes)
-                and run.patched(_CHECKPOINTS)
+                # A run that has taken one takes others, too. `patched` would be False for a turn that a worker has
+                # recorded while it released the run, and then for the rest of this life.
+                and (run.restored is not None or run.patched(_CHECKPOINTS))
             ):
                 if self.summarize:
                     await self._summarize(talk, kit_now)

@@ -543,18 +543,14 @@ class Worker:
             known = ", ".join(sorted({served.agent for served in self.agents})) or "none"
             raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, which is not served here (only {known})")
         if row.version not in (NO_VERSION, *versions) and row.status not in FINISHED:
-            code = f"FILE.py:{row.agent}"
+            plan, tools, file = (row.target or "").partition(" --tools ")
+            adopt = (
+                f"{shell.command('adopt', row.run_id, plan)}{tools}{shell.quote(file)}"
+                if tools
+                else shell.command("adopt", row.run_id, f"FILE.py:{row.agent}")
+            )
             message = f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and here is {' and '.join(versions)}"
-            way_out = f"use the old code, or let this code go on with it: {shell.command('adopt', row.run_id, code)}"
-            if any(agent.keeps_its_plan for served, agent in self.agents.items() if served.agent == row.agent):
-                plan, tools, file = (row.target or code).partition(" --tools ")
-                message += "; a run keeps its plan"
-                way_out = (
-                    f"use the old plan and tools, or end it ({shell.command('cancel', row.run_id)}) and start a new run; "
-                    f"if only the tools have changed, and the plan has not, let this code continue it: "
-                    f"{shell.command('resume', row.run_id, plan)}{tools}{shell.quote(file) if file else ''} --adopt"
-                )
-            raise WrongVersion(message, hint=way_out)
+            raise WrongVersion(message, hint=f"use the old code, or let this code go on with it: {adopt}")
 
     async def _row(self, run_id: str) -> RunRow:
         row = await self._ask(lambda: self.store.get(run_id))

@@ -117,7 +117,6 @@ class Orders:
         """The commands for a run whose version no live worker serves."""
         if self.undone is not None:
             return self.go_on(served=False)
-        # If the run is from a plan file, its journal has the plan. So only the code of the tools can be replaced.
         is_file = self.row.target is not None and " --tools " in self.row.target
         new = f" {shell.quote(f'NEW_FILE.py:{self.agent}')}" if not is_file else " PLAN.toml --tools NEW_FILE.py"
         adopt = "let the code in that file go on with it, which is recorded; replay it first"
@@ -126,7 +125,7 @@ class Orders:
             # Do not suggest the recorded target: it names the file of the old code. The new code may be elsewhere.
             AdviceStep(
                 self._perdure("adopt", self.run, more=new),
-                f"or, if the plan is the same and only its tools have changed, {adopt}" if is_file else f"or {adopt}",
+                f"or {adopt}",
             ),
             AdviceStep(
                 self._perdure("replay", self.run, more=new), "see whether the code in that file, of another version, still does the same"
@@ -215,14 +214,20 @@ class Orders:
             steps.append(AdviceStep(self._perdure("undo", self.run, more=self.code), does))
         return steps
 
-    def reopen(self, reading: RunView) -> list[AdviceStep]:
-        """The command that lets a failed or cancelled run go on. With --dry-run it only shows what would happen."""
+    def reopen(self, reading: RunView, short: Shortage | None) -> list[AdviceStep]:
+        """The command that lets a failed or cancelled run go on. With --dry-run it only shows what would happen.
+
+        `short`: the budget because of which it failed.
+        """
         state, row = reading.state, self.row
         if state.status == "succeeded" or self.undone is not None:
             return []
         if row.parent is not None:
             root = row.run_id.partition("/")[0]
-            return [AdviceStep(self._perdure("retry", root), f"if run {root} has failed too: let it go on, and with it this child")]
+            more = _add_n(short) if short is not None and short.least else ""
+            return [
+                AdviceStep(self._perdure("retry", root, more=more), f"if run {root} has failed too: let it go on, and with it this child")
+            ]
         try:
             found = reopening(reading.events, retry_point(reading.events), by="preview")
         except PerdureError as error:
@@ -238,7 +243,11 @@ class Orders:
             does = f"let its child {found.children[0]} go on, and then the run; {kept}"
         else:
             does = f"take its last step again, with the code of now (mend it first); {kept}"
-        return [AdviceStep(self._perdure("retry", self.run, more=self.code), f"{does}; with --dry-run only see what it would do")]
+        dry = "with --dry-run only see what it would do"
+        if short is not None and short.least:
+            add = f"add N to the budget of run {short.budget_of} (it needs at least {amount(short.limit.what, short.least)}), and let the run go on"
+            return [AdviceStep(self._perdure("retry", self.run, more=f"{self.code}{_add_n(short)}"), f"{add}; {kept}; {dry}")]
+        return [AdviceStep(self._perdure("retry", self.run, more=self.code), f"{does}; {dry}")]
 
 
 def _add_n(short: Shortage) -> str:
@@ -294,7 +303,7 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
         return [orders.repair()]
     if row.status in FINISHED:
         steps = orders.after_the_end(state, scene.undoing, taken_back(state, scene.load))
-        again = [] if scene.undoing is not None else orders.reopen(scene.reading)
+        again = [] if scene.undoing is not None else orders.reopen(scene.reading, scene.short)
         # A person wanted a cancelled run to end. So the command that lets it go on comes last.
         return [*steps, *again] if row.status == "cancelled" else [*again, *steps]
     stop = _stop(scene, orders)

@@ -498,7 +498,7 @@ def never_started(scene: Scene) -> list[str]:
 def _steps_not_begun(scene: Scene) -> list[str]:
     """In words: the steps of the run's plan whose call was never made."""
     reading, state = scene.reading, scene.reading.state
-    plan = next((event.body.plan for event in reading.events if isinstance(event.body, PlanGenerated)), None)
+    plan = next((event.body.plan for event in reversed(reading.events) if isinstance(event.body, PlanGenerated)), None)
     if plan is None:
         return []
     begun, asked = set(), {}

@@ -13,8 +13,10 @@ from perdure.core.codec import Payload
 from perdure.core.decide import Patience
 from perdure.core.events import BudgetExceeded, RunClaimed
 from perdure.core.identity import undo_id, undone_by
+from perdure.core.reopen import reopening, retry_point
 from perdure.core.state import RunState, own_children
 from perdure.engine.api import Reading
+from perdure.errors import PerdureError
 from perdure.inspect.cost import CostAll, Limit, cost_with_children, limit_words, limits_of
 from perdure.inspect.text import amount, clock, iso, plain, plural, seconds
 from perdure.inspect.view import RunView, loader, progress_now, read_run
@@ -43,12 +45,26 @@ class Shortage(Struct, frozen=True):
         return max(spent + self.wanted - limit, spent - limit + 1, 0)
 
 
-def own_shortage(reading: RunView, ledgers: Sequence[Ledger]) -> Shortage | None:
-    """The budget that stopped the run itself; None if no budget did."""
+def own_shortage(store: Reading, reading: RunView, ledgers: Sequence[Ledger]) -> Shortage | None:
+    """The budget that stopped the run itself, or because of which it failed; None if no budget did."""
     attention, over = reading.state.attention, reading.state.over
+    if reading.state.status == "failed" and reading.row.specimen is None:
+        return _failed_shortage(store, reading, ledgers)
     if over is None or attention is None or attention.reason != "budget":
         return None
     return _now(over, ledgers, [])
+
+
+def _failed_shortage(store: Reading, reading: RunView, ledgers: Sequence[Ledger]) -> Shortage | None:
+    """The budget because of which the run, or a child that a retry lets go on too, failed."""
+    try:
+        found = reopening(reading.events, retry_point(reading.events, reading.state), by="preview", state=reading.state)
+    except PerdureError:
+        return None  # it cannot be retried
+    if found.over is not None:
+        return _now(found.over, ledgers, [])
+    below = (_failed_shortage(store, read_run(store, child), store.ledgers(child)) for child in found.children)
+    return next((short for short in below if short is not None), None)
 
 
 def shortages_below(store: Reading, below: Sequence[RunRow]) -> list[Shortage]:
@@ -162,7 +178,7 @@ class Scene(Struct, frozen=True):
     below: list[RunRow]  # the unfinished runs below the run: children, their children, and so on
     approvals: dict[str, ApprovalRow]  # id → row, of the approvals that are pending in the journal
     ledgers: list[Ledger]
-    short: Shortage | None  # the budget that stopped the run
+    short: Shortage | None  # the budget that stopped the run, or because of which it failed
     short_below: list[Shortage]  # the budgets that stopped runs below the run
     undoing: Undoing | None  # the run that undoes this run
     cost_all: CostAll | None  # only for a run with children: the cost together with the children
@@ -224,7 +240,7 @@ def look(store: Reading, run_id: str, now: int, settings: Settings) -> Scene:
         below=below,
         approvals={row.approval: row for row in asked if row is not None},
         ledgers=ledgers,
-        short=own_shortage(reading, ledgers),
+        short=own_shortage(store, reading, ledgers),
         short_below=shortages_below(store, below),
         undoing=undoing_of(store, run_id, now) if state.finished else None,
         cost_all=cost_with_children(store, reading.row) if own_children(state) else None,

@@ -215,7 +215,9 @@ def _changed(scene: Scene) -> list[str]:
             case RunAdopted() as adopted:
                 told.append(f"version {adopted.version} goes on with it: {adopted.by} says so (event {event.seq})")
             case FrameChanged() as changed:
-                told.append(f"version {changed.version} goes on with it from its next turn on: {changed.by} says so (event {event.seq})")
+                told.append(
+                    f"version {changed.version} goes on with it from its next turn or step on: {changed.by} says so (event {event.seq})"
+                )
     return told
 
 

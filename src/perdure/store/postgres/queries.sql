@@ -932,6 +932,14 @@ INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, ha
 SELECT e.* FROM unnest(:runs::bigint[], :seqs::bigint[], :ids::bytea[], :times::bigint[], :epochs::bigint[], :calls::bigint[],
     :causes::bigint[], :data::text[], :hashes::bytea[]) AS e (run, seq, event_id, ts, epoch, call, cause, data, hash)
 
+-- name: copy_events
+-- Copy the events of the run :parent up to :last, but not :others, to the run :run. The n-th 32 bytes of :hashes are the
+-- hash of event n there.
+INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)
+SELECT :run::bigint, seq, event_id, ts, epoch, call, cause, data, substr(:hashes::bytea, seq::int * 32 - 31, 32)
+FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :parent) AND seq <= :last::bigint
+    AND seq NOT IN (SELECT jsonb_array_elements_text(:others::jsonb)::bigint)
+
 -- name: take_in_budget
 INSERT INTO perdure_budgets (run, above, limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, on_exceed, spent_usd_micros,
     spent_tokens, spent_calls, spent_busy_us, reserved_usd_micros, reserved_tokens, reserved_calls, reserved_busy_us)

@@ -34,6 +34,14 @@ WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 -- name: insert_event
 INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash) VALUES (?1 << 32 | ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 
+-- name: copy_events
+-- Copy the events of the run :parent up to :last, but not :others, to the run :run. The n-th 32 bytes of :hashes are the
+-- hash of event n there.
+INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash)
+SELECT :run << 32 | seq, event_id, ts, epoch, call, cause, data, substr(:hashes, seq * 32 - 31, 32)
+FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :parent)
+    AND id <= (SELECT id << 32 FROM perdure_runs WHERE run_id = :parent) + :last AND seq NOT IN (SELECT value FROM json_each(:others))
+
 -- name: unlinked_entries
 -- The last linked entry of the journal-wide chain, and all entries after it.
 SELECT n, run, seq, head, run_id, link FROM perdure_chain
