@@ -19,7 +19,7 @@ from perdure import Budget, Perdure, Run, agent, tool
 from perdure.cli import cli
 from perdure.core.events import ApprovalRequested, CheckpointTaken, OutcomeReused, RunReopened
 from perdure.core.state import payloads
-from perdure.errors import Conflict, NotFound, ToolFailed
+from perdure.errors import Conflict, NotFound
 from perdure.inspect.verify import verify_run
 from perdure.store.api import ApprovalFilter, NewFork, NewRun, Reopen, Store
 from perdure.store.archive import Wholes
@@ -67,7 +67,7 @@ async def asking(run: Run) -> str:
         await work(1)
         await run.checkpoint(1)
     await run.receive("more")
-    return (await asked).by
+    return str((await asked).by)
 
 
 def start_asking(url: str, store: Store) -> str:
@@ -167,7 +167,7 @@ async def acts(run: Run, child: bool) -> int:
         await act(2)
         await run.checkpoint(1)
     await act(3)
-    raise ToolFailed("a bug")
+    raise ValueError("a bug")
 
 
 async def fails(url: str, child: bool) -> None:
