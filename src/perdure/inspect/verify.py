@@ -280,6 +280,8 @@ class Verified:
 
     def _check_blobs(self, event: Event) -> None:
         for payload in payloads(event.body):
+            if payload.inline is None and not isinstance(payload.blob, str):
+                raise _Bad(event.seq, "it has a payload without a value: neither JSON nor the digest of a blob")
             if isinstance(payload.blob, str) and payload.blob not in self._blobs:
                 try:
                     found = self._blob(payload.blob)
