@@ -99,6 +99,32 @@ def test_an_approval_that_is_open_at_the_checkpoint_can_be_decided_after_a_prune
     check(store)
 
 
+@agent(version="1")
+async def asking_on(run: Run) -> str:
+    """An approval is open over two checkpoints."""
+    asked = asyncio.create_task(run.request_approval("go", {"n": 1}))
+    if (taken := run.restored or 0) < 2:
+        await run.receive("more")
+        await run.checkpoint(taken + 1)
+    return str((await asked).by)
+
+
+def test_an_approval_stays_open_over_a_prune_and_the_next_checkpoint(url: str, store: Store) -> None:
+    asyncio.run(rests(url, asking_on, then=lambda app: app.start(asking_on, id="r")))
+    send_notices(store)
+    for _ in range(2):
+        asyncio.run(rests(url, asking_on, then=lambda app: app.signal("r", "more", 1)))
+        check(store)
+        assert prune(url, "r", "--yes").exit_code == 0
+        check(store)
+    (pending,) = store.approvals(ApprovalFilter(status="pending"))
+    asyncio.run(rests(url, asking_on, then=lambda app: app.approve(pending.approval, by="ann")))
+    row = store.get("r")
+    assert row is not None
+    assert row.status == "succeeded", row
+    check(store)
+
+
 def test_an_approval_that_was_settled_before_a_checkpoint_is_gone_after_a_prune(url: str, store: Store) -> None:
     start_asking(url, store)
     (settled,) = store.approvals(ApprovalFilter(status="approved"))

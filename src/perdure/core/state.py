@@ -965,7 +965,13 @@ def image_of(state: RunState, requests: Sequence[Event], outcomes: Sequence[Even
 def image_problem(state: RunState, body: CheckpointTaken, events: Sequence[Event]) -> str | None:
     """How the image contradicts the events before the checkpoint; None if it does not. `state`: the fold of `events`."""
     image = image_in(body)
-    if any(event_at(events, one.seq) != one for one in (*image.requests, *image.outcomes)):
+    unknown = [one for one in (*image.requests, *image.outcomes) if event_at(events, one.seq) != one]
+    if unknown and len(events) > 1 and isinstance(events[1].body, CheckpointTaken):
+        # The events before this first checkpoint may have been removed. Its image still has those that are needed.
+        first = image_in(events[1].body)
+        kept = {one.seq: one for one in (*first.requests, *first.outcomes)}
+        unknown = [one for one in unknown if kept.get(one.seq) != one]
+    if unknown:
         return "it holds an event that is not in the journal before it"
     return None if image_of(state, image.requests, image.outcomes) == body.image.inline else "it does not hold the state of the run"
 
