@@ -317,7 +317,9 @@ class Forks:
             raise InvalidInput(f"input={shown(given)}: the arguments of agent {agent.name} by name, such as {{'order': 'o-7'}}")
         return agent.bind((), given)
 
-    def _path(self, rehearsal: Rehearsal, recorded: CallPath, state: RunState, events: Sequence[Event], point: int, asked: Usage) -> CallPath:
+    def _path(
+        self, rehearsal: Rehearsal, recorded: CallPath, state: RunState, events: Sequence[Event], point: int, asked: Usage
+    ) -> CallPath:
         # A call that had ended at the point, or that an earlier life made, is the same on both sides. The rehearsal knows
         # all others.
         life = rehearsal.machine.life

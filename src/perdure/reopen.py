@@ -314,6 +314,9 @@ class Planner:
             raise undone(row.run_id, "it cannot go on")
         events = self._reading.read(row.run_id)
         state = fold(events)
+        if state.seq != row.seq:
+            # The row says which version has driven the run, and decides which code is checked: it must not be older.
+            raise Conflict(f"run {row.run_id} has moved on while its journal was read, so nothing was written; try again")
         back_to = retry_point(events, state) if to is None else to
         by, reason, fresh, add = draft.by, draft.reason, draft.fresh, draft.adding.get(row.run_id)
         ended = self._ended_meanwhile(state)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.drive_tools import ManualClock, perdure, run
 
@@ -1456,3 +1457,50 @@ def test_a_lost_attempt_may_have_happened_whatever_the_next_one_says(effect: Any
     ]
     events = [Event(seq, f"{seq:032}", seq, 1, call, seq - 1 or None, body) for seq, (body, call) in enumerate(bodies, 1)]
     assert happened(fold(events).calls[1]) == answer
+
+
+def test_the_page_of_a_fork_offers_no_undo_of_what_it_has_inherited():
+    world = World()
+    pay = world.tool("pay", "once")
+
+    @agent(name="kid")
+    async def kid(run: Run) -> str:
+        return await pay("as a child")
+
+    @agent(name="a")
+    async def a(run: Run) -> None:
+        await pay("x")
+        await kid()
+        world.fail_if_broken()
+
+    def undos(app: Perdure, run_id: str) -> list[str]:
+        return [step.does for step in why(app.store, run_id, now=app.clock.now()).next if "perdure undo" in step.command]
+
+    async def main(app: Perdure) -> None:
+        assert "(1 call, and what its children did)" in undos(app, "r")[0]
+        await app.live_fork("r", id="f", by="ann")
+        assert await ended(app, "f") == "failed"
+        assert undos(app, "f") == []
+
+    scenario(world, a, kid)(main)
+
+
+def test_a_run_that_moves_between_its_row_and_its_journal_is_not_reopened(monkeypatch: pytest.MonkeyPatch):
+    """The row says which version drives the run: the plan of an older row would check other code than the run's."""
+    world = World()
+
+    @agent(name="a")
+    async def a(run: Run) -> None:
+        world.fail_if_broken()
+
+    async def main(app: Perdure) -> None:
+        reading, row = app.reading, app.store.get("r")
+        assert row is not None
+        older = msgspec.structs.replace(row, seq=row.seq - 1)
+        monkeypatch.setattr(type(reading), "get", lambda self, run_id: older if run_id == "r" else None)
+        with pytest.raises(Conflict, match="run r has moved on while its journal was read"):
+            await app.retry("r", dry_run=True)
+        monkeypatch.undo()
+        assert (await app.retry("r", dry_run=True)).back_to
+
+    scenario(world, a)(main)

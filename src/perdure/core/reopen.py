@@ -31,7 +31,17 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.core.history import History, ends_wait, history, inherited, is_stated, life_at
-from perdure.core.state import CallState, ChildState, RunState, fold, is_certain_end, is_made_anew, is_repeatable, is_repeatable_class, unsettled
+from perdure.core.state import (
+    CallState,
+    ChildState,
+    RunState,
+    fold,
+    is_certain_end,
+    is_made_anew,
+    is_repeatable,
+    is_repeatable_class,
+    unsettled,
+)
 from perdure.errors import Conflict, InvalidInput
 
 _NONE: Mapping[int, ChildFinished] = MappingProxyType({})
