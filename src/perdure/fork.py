@@ -444,6 +444,7 @@ class Forks:
             actor=row.actor,
             closers=self._closers,
             vaults=lambda _: RunVault(self._reading, row.run_id, self._asking.ask, row.tenant),  # opens artifacts, saves none
+            reads_only=True,
         )
 
 

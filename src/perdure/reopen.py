@@ -16,7 +16,7 @@ from msgspec import Struct, UnsetType
 from perdure import shell
 from perdure.agent import Agent
 from perdure.control import check_helps
-from perdure.core.codec import Payload
+from perdure.core.codec import Payload, shown
 from perdure.core.events import (
     AnyBody,
     BudgetExceeded,
@@ -250,6 +250,8 @@ class Planner:
         _check_forks(row)
         if self._reading.get(undo_id(row.run_id)) is not None:
             raise undone(row.run_id, "no live fork can be made of it")
+        if self._reading.get(new_id) is not None:
+            raise Conflict(f"run {new_id} exists; nothing was written: choose another id for the fork")
         sandbox.guard()
         recorded = self._reading.recorded(run_id)
         events = [event for event in recorded.events if event.seq <= row.seq]
@@ -259,6 +261,8 @@ class Planner:
         point = fork_point(run_id, events, at, list(changed))
         check_not_taken_back(before, point, self._load)
         packing = Packing(inline_bytes, self._load)
+        if not isinstance(input, UnsetType | Mapping):
+            raise InvalidInput(f"input={shown(input)}: the arguments of agent {agent.name} by name, such as {{'order': 'o-7'}}")
         given = None if isinstance(input, UnsetType) else packing.pack(agent.bind((), input))
         made = RunForked(new_id, run_id, point, row.head.hex(), by, reason, tuple(sorted(changed)), given is not None)
         packed = {number: packing.pack(result) for number, result in changed.items()}

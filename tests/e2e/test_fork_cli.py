@@ -255,6 +255,8 @@ def test_on_a_terminal_a_live_fork_asks_and_no_is_the_default(shop: Desk, answer
         (("r", "--edit", "9=1"), 2, "run r has no call 9"),
         (("r", "--edit", '1="much"'), 2, "does not fit look: Input should be a valid integer"),
         (("r", "--input", "[1]"), 2, "the arguments of agent shop by name"),
+        (("r", "--input", "[1]", "--live", "--yes"), 2, "the arguments of agent shop by name"),
+        (("r", "--live", "--yes", "--id", "r"), 2, "run r exists; nothing was written: choose another id for the fork"),
         (("r", "--input", "{"), 2, "--input is not valid JSON"),
         (("r", "--answers", "missing.json"), 2, "--answers missing.json: No such file"),
         (("r", "shop.py:strange"), 2, "run r belongs to agent 'shop', but the target is agent 'strange'"),
@@ -385,6 +387,12 @@ def test_runs_are_chosen_by_age_status_and_number(till: Desk) -> None:
     code, _, err = till("whatif", "shop.py")
     assert (code, "has 3 agents" in err) == (2, True)
     assert till("whatif", "shop.py", "--agent", "till")[0] == 0
+
+
+@pytest.mark.parametrize("budget", ["nan", "inf"])
+def test_a_budget_is_a_finite_number(till: Desk, budget: str) -> None:
+    code, out, err = till("whatif", "shop.py:till", "--budget", budget)
+    assert (code, out, err) == (2, "", f"perdure: --budget {budget}: a number of dollars, such as 2.50\n")
 
 
 def test_a_budget_leaves_runs_out_and_a_larger_one_goes_on(till: Desk) -> None:

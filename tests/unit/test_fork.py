@@ -88,6 +88,25 @@ def test_the_only_door_is_closed_for_a_tool_that_is_no_read_or_needs_an_approval
     run(main())
 
 
+@pytest.mark.parametrize("hiding", [fork_tools.hiding, fork_tools.hiding_in_thread, fork_tools.hiding_apart])
+def test_the_body_of_a_read_tool_calls_no_tool_with_an_effect(hiding: Any, sqlite: str, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+
+    @agent(version="1")
+    async def one(run: Run, act: bool) -> str:
+        return str(await hiding(str(ledger), "x")) if act else "nothing"
+
+    async def main() -> None:
+        async with app_at(sqlite, one) as app:
+            await app.run(one, False, id="r")
+            fork = await app.fork("r", input={"act": True}, reads=True)
+            assert fork.status == "failed"
+            assert "tool pay (once) is not called: a rehearsal calls only read tools" in str(fork.error)
+        assert effects(ledger) == ["look x"]
+
+    run(main())
+
+
 def test_models_are_asked_only_with_reads_or_with_another_model(sqlite: str, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
 

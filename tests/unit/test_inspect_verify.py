@@ -13,10 +13,11 @@ from msgspec import structs
 from tests.unit.inspect_tools import at_work, forge, hold, make_zoo, url_of
 
 from perdure import Perdure
-from perdure.core.codec import pack
+from perdure.core.codec import Payload, pack
 from perdure.core.events import RunCreated, RunSucceeded, ThoughtRecorded, ToolCallCompleted
+from perdure.core.identity import genesis, seal
 from perdure.errors import StoreCorrupt
-from perdure.inspect.verify import Verdict, creation_of, verify_run
+from perdure.inspect.verify import Verdict, creation_of, verify_journal, verify_run
 from perdure.inspect.view import all_rows
 from perdure.store.api import Store
 from perdure.store.open import open_store
@@ -341,3 +342,14 @@ def test_a_journal_of_another_run_is_recognised(store: Store, other: apsw.Connec
     verdict = verdict_on(store, "mine")
     assert verdict.seq == 1
     assert "belongs to run 'failed'" in str(verdict.problem)
+
+
+def test_a_payload_without_a_value_is_found_although_every_hash_is_right(store: Store) -> None:
+    row = store.get("done")
+    assert row is not None
+    first = store.read("done")[0]
+    assert isinstance(first.body, RunCreated)
+    sealed = seal(genesis("done"), structs.replace(first, body=structs.replace(first.body, input=Payload())))
+    stored = structs.replace(store.stored("done")[0], data=sealed.data, hash=sealed.hash)
+    verdict, _ = verify_journal(structs.replace(row, seq=1, head=sealed.hash), [stored], store.blob)
+    assert (verdict.seq, verdict.problem) == (1, "it has a payload without a value: neither JSON nor the digest of a blob")

@@ -220,5 +220,5 @@ def test_a_circle_is_counted_within_a_life_and_a_resume_counts_the_same(tmp_path
     assert after, "it has taken a checkpoint before it was stopped"
     assert looks == after[-1] + 6
     assert "has returned the same result 6 times in a row" in said
-    for leave_at in (after[-1] - 1, after[-1], after[-1] + 1, after[-1] + 5):
+    for leave_at in (after[0] - 1, after[0], after[-1] - 1, after[-1], after[-1] + 1, after[-1] + 5):
         assert _stubborn(f"sqlite:///{tmp_path}/{leave_at}.db", leave_at)[:2] == (looks, after), leave_at

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import sys
 from collections import Counter
@@ -100,6 +101,8 @@ def command(
     everything else, and no other tool is called (see perdure fork --help). Code 7 if a run would end differently,
     would call something else, or could not be rehearsed. Code 3 if runs were left out, and no other run differs.
     """
+    if budget is not None and not math.isfinite(budget):
+        raise InvalidInput(f"--budget {budget}: a number of dollars, such as 2.50")
     settings = common.settings_with(url=url)
     agent = _agent(target, tools, name)
     asked = agent if model is None else agent.with_model(model)

@@ -185,7 +185,7 @@ def replay(
     stated: dict[int, list[Event]] = {}
     last, newest = 0, past.branches[-1] if past.branches else None
     for event in past.events:
-        if type(event.body) in _PASSES:
+        if type(event.body) in WAKES or (type(event.body) is RunReleased and event.body.status in _AT_REST):
             # The commit of the `run_reopened` may hold completions to which the agent has not reacted yet.
             if newest is None or event.seq > newest.after or event.seq < newest.at:
                 last = event.seq
@@ -260,10 +260,11 @@ def _replay(
 
 
 _NOTHING: list[Event] = []
-# If the last of these events has no recorded statements, the replay ends there. From then on the agent states
-# something new, so `patched` is True. A failure that is not final is in this set, because a retry follows it.
-# `run_released` is in this set, because the agent had handled everything before the release.
-_PASSES = WAKES | {RunReleased}
+# The replay ends at the last event that wakes the agent, if that has no recorded statements. From then on the agent states
+# something new, so `patched` is True. A failure that is not final wakes the agent too, because a retry follows it. A
+# release of a run that waits is later than that: the agent had handled everything before it. Any other release may come
+# after completions that were recorded while the run was closing, and that no worker has delivered.
+_AT_REST = frozenset(("waiting", "waiting_approval"))
 
 
 def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event], cause: Event, load: Callable[[Payload], bytes]) -> None:

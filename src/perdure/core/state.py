@@ -15,7 +15,7 @@ the calls keep their states, except that a failed call may be tried again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -977,6 +977,29 @@ def image_in(body: CheckpointTaken) -> Image:
     """The image that this checkpoint holds."""
     assert body.image.inline is not None
     return _decode_image(body.image.inline)
+
+
+def payloads(body: AnyBody) -> Iterator[Payload]:
+    """Every payload in the body. Of those in the image of a checkpoint, the ones that are stored as blobs."""
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        if isinstance(value, Payload):
+            yield value
+    if isinstance(body, CheckpointTaken):
+        yield from (one.payload for one in body.signals)
+        yield from (one for one in _payloads_in(image_in(body)) if isinstance(one.blob, str))
+
+
+def _payloads_in(value: Any) -> Iterator[Payload]:
+    """The payloads in a structure. JSON of users is inside of payloads, and is not looked into: it may look like one."""
+    if isinstance(value, Payload):
+        yield value
+    elif isinstance(value, Struct):
+        for name in value.__struct_fields__:
+            yield from _payloads_in(getattr(value, name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _payloads_in(item)
 
 
 # The keys of a call follow from `created`.

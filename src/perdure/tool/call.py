@@ -61,8 +61,10 @@ class Call:
         on_spend: Callable[[Usage], None] | None = None,
         closers: dict[Hashable, Closer] | None = None,
         vaults: Callable[[Call], Vault] | None = None,
+        reads_only: bool = False,
     ) -> None:
         self._key = key
+        self.reads_only = reads_only  # the tool is called by a rehearsal, where no tool with an effect may be called
         self.run_id = run_id
         self.number = number
         self.attempt = attempt

@@ -26,6 +26,7 @@ from perdure.core.rate import Rate
 from perdure.core.retry import Retry
 from perdure.errors import InvalidInput, NotEncodable
 from perdure.tool import hooks
+from perdure.tool.artifact import in_call
 from perdure.tool.call import Call
 from perdure.tool.describe import argument_schema, documented, properties_of
 from perdure.tool.hooks import Compensator, Hook, Simulator
@@ -338,6 +339,11 @@ class Tool(Generic[P, R]):
         return f"<tool {self.name} effect={self.effect}>"
 
     async def _run_here(self, encoded: bytes) -> R:
+        caller = in_call.get()
+        if isinstance(caller, Call) and caller.reads_only and self.effect != "read":
+            raise InvalidInput(
+                f"tool {self.name} ({self.effect}) is not called: a rehearsal calls only read tools, and the body of a read tool calls this one"
+            )
         kwargs = self.with_call(self.arguments(encoded), Call.outside())
         if self.is_async:
             return cast(R, await self.fn(**kwargs))

@@ -218,9 +218,7 @@ class ReAct(BuiltAgent[..., Any]):
                 self.checkpoint_bytes is not None
                 and recorded.current() is None
                 and talk.has_outgrown(self.checkpoint_bytes)
-                # A run that has taken one takes others, too. `patched` would be False for a turn that a worker has
-                # recorded while it released the run, and then for the rest of this life.
-                and (run.restored is not None or run.patched(_CHECKPOINTS))
+                and run.patched(_CHECKPOINTS)
             ):
                 if self.summarize:
                     await self._summarize(talk, kit_now)

@@ -86,6 +86,7 @@ class Isolated:
             "call": {
                 **{name: getattr(call, name) for name in ("key", "run_id", "number", "attempt", "tenant", "actor")},
                 "deadline": None if call.deadline is None else call.deadline.isoformat(),
+                "reads_only": call.reads_only,
                 "last_progress": call.last_progress,
             },
         }
