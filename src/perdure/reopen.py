@@ -38,7 +38,18 @@ from perdure.core.prompt_deltas import is_request
 from perdure.core.rehearsal import check_edit
 from perdure.core.reopen import reopening, retry_point
 from perdure.core.replay import Frontier, asked_words
-from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
+from perdure.core.state import (
+    FINISHED,
+    CallState,
+    ChildState,
+    Happened,
+    RunState,
+    fold,
+    happened,
+    is_certain_end,
+    is_repeatable,
+    is_repeatable_class,
+)
 from perdure.core.taken_back import check_not_taken_back
 from perdure.engine.api import Reading, no_such_run
 from perdure.engine.local import sandbox
@@ -61,6 +72,16 @@ class ReopenedCall(Struct, frozen=True):
     state: str  # "completed", "failed", "in_doubt" …
     key: str
     undo: bool | None = None  # only for superseded calls: does the tool have a compensate hook? None: not known
+    happened: Happened = "no"  # has it changed something outside? "no" for reads and requests to models, too
+
+
+class ReopenedChild(Struct, frozen=True):
+    """A child that was started after the event from which the run goes on. It has ended, or its run is ended by force."""
+
+    call: int
+    run_id: str
+    agent: str
+    status: str | None  # "succeeded", "failed" or "cancelled"; None: the run was not told how it ended
 
 
 class Reopened(Struct, frozen=True):
@@ -80,6 +101,7 @@ class Reopened(Struct, frozen=True):
     used: Usage  # what the run has used so far
     children: list[Reopened]  # the children that go on too
     added: Limits | None = None  # what is added to the run's own budget
+    superseded_children: list[ReopenedChild] = []  # as `superseded`; what they did stays too
 
 
 class LiveFork(Struct, frozen=True):
@@ -97,6 +119,7 @@ class LiveFork(Struct, frozen=True):
     twice: list[str]  # what may happen twice, in words
     next: list[str]  # what the fork's agent asks for first
     edits: list[int]
+    done_children: list[ReopenedChild] = []  # as `done`
 
 
 class ForkPlan(Struct, frozen=True):
@@ -264,6 +287,7 @@ class Planner:
             twice=list(_twice(row, fork)),
             next=list(_next(frontier, fork.state, fresh=False)),
             edits=sorted(changed),
+            done_children=[_child(child) for child in fork.reopening.superseded_children],
         )
         return ForkPlan(found, new_fork(recorded, fork.state, fork.events, None, packing))
 
@@ -294,6 +318,9 @@ class Planner:
             raise undone(row.run_id, "it cannot go on")
         events = self._reading.read(row.run_id)
         state = fold(events)
+        if state.seq != row.seq:
+            # The row says which version has driven the run, and decides which code is checked: it must not be older.
+            raise Conflict(f"run {row.run_id} has moved on while its journal was read, so nothing was written; try again")
         back_to = retry_point(events, state) if to is None else to
         by, reason, fresh, add = draft.by, draft.reason, draft.fresh, draft.adding.get(row.run_id)
         ended = self._ended_meanwhile(state)
@@ -302,6 +329,7 @@ class Planner:
         if found.over is not None:
             draft.over.append(found.over)
         kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes
+        left = [_child(child) for child in found.superseded_children]
         bodies, frontier, state, whole = self._fitting(agent, row, events, state, found.bodies, by, reason)
         version = agent.version if agent.version != row.version else None
         hooks = self._hooks(agent, state, whole, frontier, found.superseded)
@@ -321,6 +349,7 @@ class Planner:
                 self._reopened(self._row(child), None, self._agent_of_child(child, frontier, state), draft) for child in found.children
             ],
             added=add,
+            superseded_children=left,
         )
 
     def _fitting(
@@ -424,16 +453,32 @@ def _check_forks(row: RunRow) -> None:
 def _twice(row: RunRow, fork: Forked) -> Iterator[str]:
     """What may happen twice: in the run that was forked, and in the fork."""
     for call in fork.reopening.superseded:
-        if call.phase == "completed" and call.effect != "read":
-            yield (
-                f"call {call.number} {call.tool} ({call.effect}) has happened in {row.run_id}: its result is used if the fork makes the same call; "
-                "with other arguments the fork makes one more"
-            )
-        elif call.phase == "failed" and is_repeatable(call) and call.effect != "read":
-            yield f"call {call.number} {call.tool} ({call.effect}) failed in {row.run_id}: if the fork makes it and {row.run_id} is retried, both make it"
+        what = f"call {call.number} {call.tool} ({call.effect})"
+        match happened(call):
+            case "yes":
+                yield (
+                    f"{what} has happened in {row.run_id}: its result is used if the fork makes the same call; with other arguments the fork "
+                    "makes one more"
+                )
+            case "maybe" if is_repeatable_class(call):
+                yield f"{what} may have happened in {row.run_id}: if the fork makes it too, it happens in both"
+            case "maybe":
+                yield (
+                    f"{what} failed in {row.run_id}, and may have happened: its failure is used if the fork makes the same call; with other "
+                    "arguments the fork makes one more"
+                )
+            case "no":
+                if call.phase == "failed" and call.effect != "read" and not call.of_model:
+                    yield f"{what} failed in {row.run_id}: if the fork makes it and {row.run_id} is retried, both make it"
+    superseded = {child.number for child in fork.reopening.superseded_children}
     for child in fork.state.children.values():
         if child.asked_seq > fork.reopening.back_to and child.ended is None:
             yield f"child {child.run_id} has not ended: if the fork starts it too, what it does happens twice"
+        elif child.number in superseded:
+            yield (
+                f"child {child.run_id} ({child.agent}) has run: its outcome is used if the fork starts the same child; with another input the "
+                "fork starts one more"
+            )
     if row.status not in FINISHED:
         yield f"run {row.run_id} is {row.status.replace('_', ' ')} and goes on too: a call that both make from here on happens in both"
     elif row.status != "succeeded":
@@ -451,7 +496,11 @@ def _would_be(events: Sequence[Event], bodies: Sequence[_Body], now: int, epoch:
 
 def _call(call: CallState, undo: bool | None = None) -> ReopenedCall:
     effect = "model" if is_request(call.args) else call.effect
-    return ReopenedCall(call.number, call.tool, effect, call.phase, call.key, undo)
+    return ReopenedCall(call.number, call.tool, effect, call.phase, call.key, undo, happened(call))
+
+
+def _child(child: ChildState) -> ReopenedChild:
+    return ReopenedChild(child.number, child.run_id, child.agent, None if child.ended is None else child.ended.status)
 
 
 def _next(frontier: Frontier, state: RunState, fresh: bool) -> Iterator[str]:

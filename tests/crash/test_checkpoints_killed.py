@@ -135,7 +135,10 @@ def test_events_before_a_checkpoint_stay_while_a_worker_holds_the_run(world: Wor
     os.kill(worker, signal.SIGKILL)
     assert world.wait(worker) == KILLED
     code, said = prune(RUN)
-    assert (code, f"that worker is dead or silent; take the run over, then try again when it rests: perdure resume {RUN} --url" in said) == (
+    assert (
+        code,
+        f"that worker is dead or silent; take the run over, then try again when it rests: perdure resume {RUN} --url" in said,
+    ) == (
         2,
         True,
     ), said

@@ -197,7 +197,11 @@ def _resuming(app: Perdure, row: RunRow) -> str | None:
         # Only this life is replayed. The calls of earlier lives are over.
         ended &= inherited(life) | {event.call for event in life if event.call is not None and is_stated(event)}
         since = f" since its checkpoint (event {life[0].seq})"
-    kept = f"{plural(len(ended), f'call{since} comes', f'calls{since} come')} from the journal" if ended else f"no call{since} has a result yet"
+    kept = (
+        f"{plural(len(ended), f'call{since} comes', f'calls{since} come')} from the journal"
+        if ended
+        else f"no call{since} has a result yet"
+    )
     if (agent := app.versions.get(Served(row.agent, row.version))) is None:
         return None  # `drive` will refuse the run
     if not state.open:

@@ -11,9 +11,8 @@ from perdure import shell
 from perdure.core.codec import Payload
 from perdure.core.events import CallAnswered
 from perdure.core.identity import undone_by
-from perdure.core.prompt_deltas import is_request
 from perdure.core.reopen import reopening, retry_point
-from perdure.core.state import CallState, RunState, is_repeatable
+from perdure.core.state import CallState, RunState, happened, is_repeatable, own_children
 from perdure.core.taken_back import taken_back
 from perdure.errors import PerdureError
 from perdure.inspect.text import amount, clip, people, plural
@@ -215,14 +214,14 @@ class Orders:
         if state.status == "succeeded" or self.undone is not None or self.row.parent is not None:
             return steps
         settled = {*undone, *undone.values()}
-        effects = sum(
-            call.phase == "completed" and call.effect != "read" and not is_request(call.args) and call.number not in settled
-            for call in state.calls.values()
-        )
-        if effects or state.children:
-            what = plural(effects, "call") + (", and what its children did" if state.children else "")
+        effects = sum(happened(call) == "yes" and not call.inherited and call.number not in settled for call in state.calls.values())
+        children = own_children(state)
+        if effects or children:
+            what = plural(effects, "call") + (", and what its children did" if children else "")
             does = f"take back what it has changed ({what}), where its tools say how; with --dry-run only see what that would be"
-            does += f"; that takes code that still does what the journal has, as version {state.version} did: use it before you fix the code"
+            does += (
+                f"; that takes code that still does what the journal has, as version {state.version} did: use it before you fix the code"
+            )
             steps.append(AdviceStep(self._perdure("undo", self.run, more=self.code), does))
         return steps
 
@@ -278,7 +277,9 @@ def _tried_again(calls: Sequence[CallState], run_id: str) -> str:
         told.append(f"ask the reconcile hook what became of {_named(asked)}")
     if not parked:
         return f"{', '.join(told)}, and go on"
-    then = f"{_named(parked)} may have happened, so the run stops there in doubt until a person says: {shell.command('resolve', run_id)} CALL"
+    then = (
+        f"{_named(parked)} may have happened, so the run stops there in doubt until a person says: {shell.command('resolve', run_id)} CALL"
+    )
     return "; ".join([*([", ".join(told)] if told else ["reopen the run"]), then])
 
 
@@ -367,7 +368,11 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
 def _look_at_specimen(row: RunRow, options: str) -> list[AdviceStep]:
     run_id = row.run_id
     inspect = f"{shell.command('inspect', run_id, f'FILE.py:{row.agent}')} --at SEQ{options}"
-    looks = [] if undone_by(run_id) is not None else [AdviceStep(inspect, "the lines and variables of its agent at an event, with your copy of its code")]
+    looks = (
+        []
+        if undone_by(run_id) is not None
+        else [AdviceStep(inspect, "the lines and variables of its agent at an event, with your copy of its code")]
+    )
     return [
         AdviceStep(f"{shell.command('events', run_id)}{options}", "its journal; act on the run in the journal that it came from"),
         *looks,
@@ -431,9 +436,7 @@ def _stop(scene: Scene, orders: Orders) -> list[AdviceStep]:
 def _go_on(scene: Scene, orders: Orders, *, then: bool, settling: bool) -> list[AdviceStep]:
     if scene.missing is not None and not scene.version_served:
         return orders.another_version(scene.reading.row.version)
-    return orders.go_on(
-        served=scene.served, version_served=scene.version_served, then=then, settling=settling, silent=scene.silent
-    )
+    return orders.go_on(served=scene.served, version_served=scene.version_served, then=then, settling=settling, silent=scene.silent)
 
 
 def _attend(scene: Scene, orders: Orders) -> list[AdviceStep]:
