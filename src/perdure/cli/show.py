@@ -21,9 +21,9 @@ from perdure.errors import StoreCorrupt
 from perdure.inspect.cost import budget_view, budget_words, cost_with_children, cost_words
 from perdure.inspect.prompt import request_of_call
 from perdure.inspect.text import (
-    checkpoint_words,
     asked_words,
     called,
+    checkpoint_words,
     clip,
     failed,
     people,
