@@ -659,7 +659,7 @@ def test_why_of_a_failed_run_offers_the_retry_that_would_work(one: Desk) -> None
     [
         (
             "posts",
-            "reopen the run; call 1 (post) may have happened, so the run stops there in doubt until a person says: perdure resolve r CALL",
+            "reopen the run; call 1 (post) may have happened: the run stops there in doubt until a person says what became of it (with perdure",
             "call 1 post stays in doubt, and a person has to say what became of it",
         ),
         ("charges", "send call 1 (charge) again with the same key, if the key is still inside its window", "call 1 charge is made again"),

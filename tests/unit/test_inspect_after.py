@@ -290,7 +290,8 @@ def test_without_a_worker_of_its_version_the_page_says_which_code_a_resume_needs
         await app.signal("b", "go", by="ann")
 
     at_work(path, begin, agents=[buyer])
-    resume = made(path, "b").next[0]
+    resume, worker = made(path, "b").next[:2]
+    assert worker.does == "serve every run of buyer with such code, this one too"
     assert resume.command == "perdure resume b FILE.py:buyer"
     assert resume.does == (
         "drive the run here until it rests; that takes the code of version 1: other code goes on with the run only after "

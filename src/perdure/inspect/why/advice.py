@@ -116,7 +116,10 @@ class Orders:
         # This page does not load the code. If no worker serves the version, the file may have another version by now.
         needs = "" if version_served or self.undone is not None or not self.row.version else self._needs()
         resume = AdviceStep(self._resume(), f"{first}{takes}drive the run here until it rests{last}{needs}")
-        worker = AdviceStep(self._perdure("worker", self.target), f"{first}serve every run of {self.agent}, this one too")
+        worker = AdviceStep(
+            self._perdure("worker", self.target),
+            f"{first}serve every run of {self.agent}{' with such code' if needs else ''}, this one too",
+        )
         return [resume] if served or self.undone is not None else [resume, worker]
 
     def _needs(self) -> str:
@@ -249,7 +252,7 @@ class Orders:
         if state.status == "cancelled":
             does = f"let it go on after all, as if its cancel had not been asked for; {kept}"
         elif found.again:
-            does = f"{_tried_again(found.again, self.row.run_id)}; {kept}"
+            does = f"{_tried_again(found.again)}; {kept}"
         elif found.children:
             does = f"let its child {found.children[0]} go on, and then the run; {kept}"
         else:
@@ -261,7 +264,7 @@ class Orders:
         return [AdviceStep(self._perdure("retry", self.run, more=self.code), f"{does}; {dry}")]
 
 
-def _tried_again(calls: Sequence[CallState], run_id: str) -> str:
+def _tried_again(calls: Sequence[CallState]) -> str:
     """What a retry does with these failed calls. As in core/decide.py: a call that may have happened is in doubt."""
     safe = [call for call in calls if is_repeatable(call)]
     doubtful = [call for call in calls if not is_repeatable(call)]
@@ -278,7 +281,8 @@ def _tried_again(calls: Sequence[CallState], run_id: str) -> str:
     if not parked:
         return f"{', '.join(told)}, and go on"
     then = (
-        f"{_named(parked)} may have happened, so the run stops there in doubt until a person says: {shell.command('resolve', run_id)} CALL"
+        f"{_named(parked)} may have happened: the run stops there in doubt until a person says what became of it "
+        "(with perdure resolve; then this page has the commands)"
     )
     return "; ".join([*([", ".join(told)] if told else ["reopen the run"]), then])
 
