@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct, UnsetType
+from msgspec import Struct, UnsetType, structs
 
 from perdure import shell
 from perdure.agent import Agent
@@ -37,7 +37,7 @@ from perdure.core.machine import AskApproval, Asked, CallTool, Command, Failed, 
 from perdure.core.prompt_deltas import is_request
 from perdure.core.rehearsal import check_edit
 from perdure.core.reopen import reopening, retry_point
-from perdure.core.replay import Frontier, asked_words
+from perdure.core.replay import Frontier, args_words, asked_words
 from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
 from perdure.core.taken_back import check_not_taken_back
 from perdure.engine.api import Reading, no_such_run
@@ -61,6 +61,8 @@ class ReopenedCall(Struct, frozen=True):
     state: str  # "completed", "failed", "in_doubt" …
     key: str
     undo: bool | None = None  # only for superseded calls: does the tool have a compensate hook? None: not known
+    args: str = ""  # its arguments as JSON, cut
+    next: bool = False  # only for superseded calls: the agent asks for it at once, see `Reopened.next` and `Reopened.reused`
 
 
 class Reopened(Struct, frozen=True):
@@ -80,6 +82,10 @@ class Reopened(Struct, frozen=True):
     used: Usage  # what the run has used so far
     children: list[Reopened]  # the children that go on too
     added: Limits | None = None  # what is added to the run's own budget
+    reused: list[str] = []  # superseded calls that the agent asks for first: their outcomes are used, and nothing is sent
+    # New calls at the frontier, if a superseded call of the same tool has happened or may have happened: one more effect.
+    twice: list[str] = []
+    fails: str | None = None  # the failure with which the run ends again at once, before it makes any call
 
 
 class LiveFork(Struct, frozen=True):
@@ -97,6 +103,7 @@ class LiveFork(Struct, frozen=True):
     twice: list[str]  # what may happen twice, in words
     next: list[str]  # what the fork's agent asks for first
     edits: list[int]
+    reused: list[str] = []  # as in `Reopened`
 
 
 class ForkPlan(Struct, frozen=True):
@@ -257,13 +264,15 @@ class Planner:
         fork.state.version = agent.version
         frontier = agent.replayed(fork.state, fork.events, packing.load, self._max_steps, history(fork.events, state=fork.state))
         self._check_edits(changed, agent, fork, frontier, packing.load)
+        first = _first(frontier, fork.state, fresh=False)
         found = LiveFork(
             *(new_id, run_id, point, row.version, agent.version),
             kept=len(fork.reopening.kept),
             done=[_call(call) for call in fork.reopening.superseded],
             twice=list(_twice(row, fork)),
-            next=list(_next(frontier, fork.state, fresh=False)),
+            next=first.run,
             edits=sorted(changed),
+            reused=first.reused,
         )
         return ForkPlan(found, new_fork(recorded, fork.state, fork.events, None, packing))
 
@@ -305,6 +314,7 @@ class Planner:
         bodies, frontier, state, whole = self._fitting(agent, row, events, state, found.bodies, by, reason)
         version = agent.version if agent.version != row.version else None
         hooks = self._hooks(agent, state, whole, frontier, found.superseded)
+        first = _first(frontier, state, fresh)
         draft.runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
             row.run_id,
@@ -313,14 +323,17 @@ class Planner:
             agent.version,
             kept=kept,
             again=again,
-            superseded=[_call(call, hooks.get(call.number)) for call in found.superseded],
+            superseded=[_call(call, hooks.get(call.number), call.number in first.numbers) for call in found.superseded],
             open=[open_call_words(call, frontier, state, max_asks=self._max_asks, now=self._now) for _, call in sorted(state.open.items())],
-            next=list(_next(frontier, state, fresh)),
+            next=first.run,
             used=state.used,
             children=[
                 self._reopened(self._row(child), None, self._agent_of_child(child, frontier, state), draft) for child in found.children
             ],
             added=add,
+            reused=first.reused,
+            twice=list(_one_more(frontier, state, found.superseded, first.numbers)),
+            fails=first.fails,
         )
 
     def _fitting(
@@ -449,33 +462,75 @@ def _would_be(events: Sequence[Event], bodies: Sequence[_Body], now: int, epoch:
     ]
 
 
-def _call(call: CallState, undo: bool | None = None) -> ReopenedCall:
+def _call(call: CallState, undo: bool | None = None, next: bool = False) -> ReopenedCall:
     effect = "model" if is_request(call.args) else call.effect
-    return ReopenedCall(call.number, call.tool, effect, call.phase, call.key, undo)
+    return ReopenedCall(call.number, call.tool, effect, call.phase, call.key, undo, args_words(call.args), next)
 
 
-def _next(frontier: Frontier, state: RunState, fresh: bool) -> Iterator[str]:
+class _First(Struct, frozen=True):
     """What the agent asks for at the frontier, in words."""
+
+    run: list[str] = []  # what is done
+    reused: list[str] = []  # superseded calls whose outcomes are used: nothing is sent
+    numbers: set[int] = set()  # the calls of both
+    fails: str | None = None  # the run ends with this failure, and no call is made before
+
+
+def _first(frontier: Frontier, state: RunState, fresh: bool) -> _First:
+    first = _First()
     for _, command in frontier.pending:
         words = _words(command)
-        if words is not None:
-            if isinstance(command, Asked) and command.number <= state.numbers:
-                words = f"{words}: {_made_before(state.calls.get(command.number), fresh)}"
-            yield words
+        if words is None:
+            continue
+        if isinstance(command, Asked):
+            first.numbers.add(command.number)
+            if command.number <= state.numbers:
+                call = state.calls.get(command.number)
+                if _is_reused(call, fresh):
+                    first.reused.append(words + ("" if call is None or call.phase == "completed" else ": its failure"))
+                    continue
+                assert call is not None
+                words = f"{words}: {_made_before(call)}"
+        first.run.append(words)
+    ends = [command.outcome.failure for _, command in frontier.pending if isinstance(command, Finish) and isinstance(command.outcome, Failed)]
+    if ends and not first.numbers and not state.open:
+        return structs.replace(first, fails=f"{ends[0].type}: {ends[0].message}")
+    return first
 
 
-def _made_before(call: CallState | None, fresh: bool) -> str:
-    """In words: what happens with a superseded call that the agent requests again."""
-    if call is None or (call.phase == "completed" and not (fresh and call.effect == "read")):
-        return "made before, its outcome is used again"
+def _one_more(frontier: Frontier, state: RunState, superseded: Sequence[CallState], again: set[int]) -> Iterator[str]:
+    """For each new call at the frontier: the superseded calls of its tool that have happened, or may have happened."""
+    for _, command in frontier.pending:
+        if not isinstance(command, CallTool) or command.number <= state.numbers:
+            continue
+        for call in superseded:
+            if call.tool == command.tool.name and call.number not in again and _may_have_happened(call):
+                verb = "was made already" if call.phase == "completed" else "may have been made already"
+                yield f"{call.tool} {verb} with {args_words(call.args)} (call {call.number}): call {command.number} is one more"
+
+
+def _may_have_happened(call: CallState) -> bool:
+    """Has this call changed something outside, or may it have?"""
+    if call.effect == "read" or is_request(call.args):
+        return False
+    return call.phase == "completed" or (call.begun and not (call.phase == "failed" and (is_repeatable(call) or is_certain_end(call))))
+
+
+def _is_reused(call: CallState | None, fresh: bool) -> bool:
+    """Is the recorded outcome of this superseded call used, so that nothing is sent?"""
+    if call is None:
+        return True  # an approval or a child
+    if call.phase == "completed":
+        return not (fresh and call.effect == "read")
+    return call.inherited or (call.phase == "failed" and is_certain_end(call))
+
+
+def _made_before(call: CallState) -> str:
+    """In words: what happens with a superseded call that the agent requests again, if its outcome is not used."""
     if call.phase == "completed":
         return "made before, and made again"
-    if call.inherited:
-        return "made before, its failure is used again"
     if call.phase != "failed":
         return "made before, and may have happened: this doubt is settled first"
-    if is_certain_end(call):
-        return "made before, its failure is used again"
     return (
         "failed before, and is attempted again"
         if is_repeatable(call)

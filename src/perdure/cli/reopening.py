@@ -103,7 +103,16 @@ def _way_out(run_id: str, events: list[Event], diverged: Diverged, order: Order)
     if back is None or back <= 2:
         return as_it_was
     command = f"{shell.command('rewind', run_id)} --to {back}{f' {order.given}' if order.given else ''}"
-    return f"{as_it_was}, or go back to before the difference: {command}"
+    return f"{as_it_was}, or go back to before the difference{_beware(events, back)}: {command}"
+
+
+def _beware(events: list[Event], back: int) -> str:
+    """A warning, if calls with an effect were made after the event `back`: with other arguments they are made once more."""
+    calls = [call for _, call in sorted(fold(events).calls.items()) if call.asked_seq > back and call.begun and has_effect(call)]
+    if not calls:
+        return ""
+    names = ", ".join(f"{call.tool} (call {call.number})" for call in calls[:3]) + (" …" if len(calls) > 3 else "")
+    return f" (beware: {names} made after that happens once more if this code makes it with other arguments)"
 
 
 # -- the preview ------------------------------------------------------------------------------------------------------
@@ -122,14 +131,16 @@ def preview(plan: Reopened, indent: str = "") -> Iterator[str]:
     )
     for title, lines in (
         ("open", plan.open),
+        ("used again, and nothing is sent", plan.reused),
         ("will run", plan.next),
     ):
         yield from _part(indent, title, lines)
-    known = {call.call for call in plan.again}
+    known = {call.call for call in plan.again} | {call.call for call in plan.superseded if call.next}
     superseded = [call for call in plan.superseded if call.call not in known]
     yield from _part(
         indent,
-        "made before, and not known to the agent any more (if it makes one again, the recorded result is used)",
+        "made before, and not known to the agent any more (if it makes the same call again, the recorded result is used; with "
+        "other arguments it is one more)",
         [_superseded(call) for call in superseded],
     )
     if any(call.undo and _is_effect(call) for call in superseded):
@@ -141,6 +152,8 @@ def preview(plan: Reopened, indent: str = "") -> Iterator[str]:
         yield f"{indent}  added to its budget: {limits_words(plan.added)}"
     for child in plan.children:
         yield from preview(child, indent + "  ")
+    # This comes last: it is the last line before the question.
+    yield from _part(indent, "may happen twice", plan.twice)
 
 
 def _part(indent: str, title: str, lines: list[str]) -> Iterator[str]:
@@ -163,4 +176,4 @@ def _superseded(call: ReopenedCall) -> str:
     undo = ""
     if _is_effect(call):
         undo = {True: "; its tool has an undo", False: "; its tool has no undo", None: "; whether it has an undo is not known"}[call.undo]
-    return f"call {call.call} {call.tool} ({call.effect}): {state}{undo}"
+    return f"call {call.call} {call.tool} ({call.effect}): {state}{undo}; made with {call.args}"
