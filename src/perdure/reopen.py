@@ -36,9 +36,20 @@ from perdure.core.identity import undo_id, undone_by
 from perdure.core.machine import AskApproval, Asked, CallTool, Command, Failed, Finish, StartChild, Succeeded
 from perdure.core.prompt_deltas import is_request
 from perdure.core.rehearsal import check_edit
-from perdure.core.reopen import reopening, retry_point
+from perdure.core.reopen import Reopening, reopening, retry_point
 from perdure.core.replay import Frontier, args_words, asked_words
-from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
+from perdure.core.state import (
+    FINISHED,
+    CallState,
+    ChildState,
+    Happened,
+    RunState,
+    fold,
+    happened,
+    is_certain_end,
+    is_repeatable,
+    is_repeatable_class,
+)
 from perdure.core.taken_back import check_not_taken_back
 from perdure.engine.api import Reading, no_such_run
 from perdure.engine.local import sandbox
@@ -61,8 +72,18 @@ class ReopenedCall(Struct, frozen=True):
     state: str  # "completed", "failed", "in_doubt" …
     key: str
     undo: bool | None = None  # only for superseded calls: does the tool have a compensate hook? None: not known
+    happened: Happened = "no"  # has it changed something outside? "no" for reads and requests to models, too
     args: str = ""  # its arguments as JSON, cut
     next: bool = False  # only for superseded calls: the agent asks for it at once, see `Reopened.next` and `Reopened.reused`
+
+
+class ReopenedChild(Struct, frozen=True):
+    """A child that was started after the event from which the run goes on. It has ended, or its run is ended by force."""
+
+    call: int
+    run_id: str
+    agent: str
+    status: str | None  # "succeeded", "failed" or "cancelled"; None: the run was not told how it ended
 
 
 class Reopened(Struct, frozen=True):
@@ -82,6 +103,7 @@ class Reopened(Struct, frozen=True):
     used: Usage  # what the run has used so far
     children: list[Reopened]  # the children that go on too
     added: Limits | None = None  # what is added to the run's own budget
+    superseded_children: list[ReopenedChild] = []  # as `superseded`; what they did stays too
     reused: list[str] = []  # superseded calls that the agent asks for first: their outcomes are used, and nothing is sent
     # New calls at the frontier, if a superseded call of the same tool has happened or may have happened: one more effect.
     twice: list[str] = []
@@ -103,6 +125,7 @@ class LiveFork(Struct, frozen=True):
     twice: list[str]  # what may happen twice, in words
     next: list[str]  # what the fork's agent asks for first
     edits: list[int]
+    done_children: list[ReopenedChild] = []  # as `done`
     reused: list[str] = []  # as in `Reopened`
 
 
@@ -272,6 +295,7 @@ class Planner:
             twice=list(_twice(row, fork)),
             next=first.run,
             edits=sorted(changed),
+            done_children=[_child(child) for child in fork.reopening.superseded_children],
             reused=first.reused,
         )
         return ForkPlan(found, new_fork(recorded, fork.state, fork.events, None, packing))
@@ -303,6 +327,9 @@ class Planner:
             raise undone(row.run_id, "it cannot go on")
         events = self._reading.read(row.run_id)
         state = fold(events)
+        if state.seq != row.seq:
+            # The row says which version has driven the run, and decides which code is checked: it must not be older.
+            raise Conflict(f"run {row.run_id} has moved on while its journal was read, so nothing was written; try again")
         back_to = retry_point(events, state) if to is None else to
         by, reason, fresh, add = draft.by, draft.reason, draft.fresh, draft.adding.get(row.run_id)
         ended = self._ended_meanwhile(state)
@@ -311,6 +338,7 @@ class Planner:
         if found.over is not None:
             draft.over.append(found.over)
         kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes
+        left = [_child(child) for child in found.superseded_children]
         bodies, frontier, state, whole = self._fitting(agent, row, events, state, found.bodies, by, reason)
         version = agent.version if agent.version != row.version else None
         hooks = self._hooks(agent, state, whole, frontier, found.superseded)
@@ -331,8 +359,9 @@ class Planner:
                 self._reopened(self._row(child), None, self._agent_of_child(child, frontier, state), draft) for child in found.children
             ],
             added=add,
+            superseded_children=left,
             reused=first.reused,
-            twice=list(_one_more(frontier, state, found.superseded, first.numbers)),
+            twice=list(_one_more(frontier, state, found, first.numbers)),
             fails=first.fails,
         )
 
@@ -437,16 +466,32 @@ def _check_forks(row: RunRow) -> None:
 def _twice(row: RunRow, fork: Forked) -> Iterator[str]:
     """What may happen twice: in the run that was forked, and in the fork."""
     for call in fork.reopening.superseded:
-        if call.phase == "completed" and call.effect != "read":
-            yield (
-                f"call {call.number} {call.tool} ({call.effect}) has happened in {row.run_id}: its result is used if the fork makes the same call; "
-                "with other arguments the fork makes one more"
-            )
-        elif call.phase == "failed" and is_repeatable(call) and call.effect != "read":
-            yield f"call {call.number} {call.tool} ({call.effect}) failed in {row.run_id}: if the fork makes it and {row.run_id} is retried, both make it"
+        what = f"call {call.number} {call.tool} ({call.effect})"
+        match happened(call):
+            case "yes":
+                yield (
+                    f"{what} has happened in {row.run_id}: its result is used if the fork makes the same call; with other arguments the fork "
+                    "makes one more"
+                )
+            case "maybe" if is_repeatable_class(call):
+                yield f"{what} may have happened in {row.run_id}: if the fork makes it too, it happens in both"
+            case "maybe":
+                yield (
+                    f"{what} failed in {row.run_id}, and may have happened: its failure is used if the fork makes the same call; with other "
+                    "arguments the fork makes one more"
+                )
+            case "no":
+                if call.phase == "failed" and call.effect != "read" and not call.of_model:
+                    yield f"{what} failed in {row.run_id}: if the fork makes it and {row.run_id} is retried, both make it"
+    superseded = {child.number for child in fork.reopening.superseded_children}
     for child in fork.state.children.values():
         if child.asked_seq > fork.reopening.back_to and child.ended is None:
             yield f"child {child.run_id} has not ended: if the fork starts it too, what it does happens twice"
+        elif child.number in superseded:
+            yield (
+                f"child {child.run_id} ({child.agent}) has run: its outcome is used if the fork starts the same child; with another input the "
+                "fork starts one more"
+            )
     if row.status not in FINISHED:
         yield f"run {row.run_id} is {row.status.replace('_', ' ')} and goes on too: a call that both make from here on happens in both"
     elif row.status != "succeeded":
@@ -464,7 +509,11 @@ def _would_be(events: Sequence[Event], bodies: Sequence[_Body], now: int, epoch:
 
 def _call(call: CallState, undo: bool | None = None, next: bool = False) -> ReopenedCall:
     effect = "model" if is_request(call.args) else call.effect
-    return ReopenedCall(call.number, call.tool, effect, call.phase, call.key, undo, args_words(call.args), next)
+    return ReopenedCall(call.number, call.tool, effect, call.phase, call.key, undo, happened(call), args_words(call.args), next)
+
+
+def _child(child: ChildState) -> ReopenedChild:
+    return ReopenedChild(child.number, child.run_id, child.agent, None if child.ended is None else child.ended.status)
 
 
 class _First(Struct, frozen=True):
@@ -498,22 +547,20 @@ def _first(frontier: Frontier, state: RunState, fresh: bool) -> _First:
     return first
 
 
-def _one_more(frontier: Frontier, state: RunState, superseded: Sequence[CallState], again: set[int]) -> Iterator[str]:
+def _one_more(frontier: Frontier, state: RunState, found: Reopening, again: set[int]) -> Iterator[str]:
     """For each new call at the frontier: the superseded calls of its tool that have happened, or may have happened."""
     for _, command in frontier.pending:
-        if not isinstance(command, CallTool) or command.number <= state.numbers:
+        if not isinstance(command, CallTool | StartChild) or command.number <= state.numbers:
             continue
-        for call in superseded:
-            if call.tool == command.tool.name and call.number not in again and _may_have_happened(call):
-                verb = "was made already" if call.phase == "completed" else "may have been made already"
+        if isinstance(command, StartChild):
+            for child in found.superseded_children:
+                if child.agent == command.agent.name and child.number not in again:
+                    yield f"child {child.run_id} ({child.agent}) was started already with another input: child {command.number} is one more"
+            continue
+        for call in found.superseded:
+            if call.tool == command.tool.name and call.number not in again and (was := happened(call)) != "no":
+                verb = "was made already" if was == "yes" else "may have been made already"
                 yield f"{call.tool} {verb} with {args_words(call.args)} (call {call.number}): call {command.number} is one more"
-
-
-def _may_have_happened(call: CallState) -> bool:
-    """Has this call changed something outside, or may it have?"""
-    if call.effect == "read" or is_request(call.args):
-        return False
-    return call.phase == "completed" or (call.begun and not (call.phase == "failed" and (is_repeatable(call) or is_certain_end(call))))
 
 
 def _is_reused(call: CallState | None, fresh: bool) -> bool:

@@ -570,7 +570,7 @@ def test_show_and_why_separate_what_is_superseded(twice: Desk) -> None:
     assert [done["call"] for done in page["superseded"]] == [2, 3, 4]
     text = twice("why", "o1")
     assert "reopened by ann" in text
-    assert "superseded, and it stays done: 3" in text
+    assert "superseded, and what it did stays: 3" in text
     assert "perdure undo o1 --dry-run" in text
     twice("resume", "o1", "fixed.py:order")
     page = twice.lines("why", "o1")[0]

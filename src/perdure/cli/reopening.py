@@ -15,12 +15,13 @@ from perdure.cli.steering import who_goes_on
 from perdure.core.budget import Budget
 from perdure.core.events import Event
 from perdure.core.history import history
+from perdure.core.state import fold, happened
 from perdure.errors import Conflict, Diverged, InvalidInput
 from perdure.inspect.text import limits_words, plural, used
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
-    from perdure.reopen import Reopened, ReopenedCall
+    from perdure.reopen import Reopened, ReopenedCall, ReopenedChild
 
 SHOWN = 10  # at most this many calls of a kind
 
@@ -108,7 +109,7 @@ def _way_out(run_id: str, events: list[Event], diverged: Diverged, order: Order)
 
 def _beware(events: list[Event], back: int) -> str:
     """A warning, if calls with an effect were made after the event `back`: with other arguments they are made once more."""
-    calls = [call for _, call in sorted(fold(events).calls.items()) if call.asked_seq > back and call.begun and has_effect(call)]
+    calls = [call for _, call in sorted(fold(events).calls.items()) if call.asked_seq > back and happened(call) != "no"]
     if not calls:
         return ""
     names = ", ".join(f"{call.tool} (call {call.number})" for call in calls[:3]) + (" …" if len(calls) > 3 else "")
@@ -143,7 +144,8 @@ def preview(plan: Reopened, indent: str = "") -> Iterator[str]:
         "other arguments it is one more)",
         [_superseded(call) for call in superseded],
     )
-    if any(call.undo and _is_effect(call) for call in superseded):
+    yield from _part(indent, "started before, and not known to the agent any more", [_child(child) for child in plan.superseded_children])
+    if plan.superseded_children or any(call.undo and call.happened == "yes" for call in superseded):
         yield f"{indent}    what the agent does not make again stays done; when the run has ended: {shell.command('undo', plan.run_id)}"
     spent = used(plan.used)
     if spent:
@@ -166,14 +168,16 @@ def _part(indent: str, title: str, lines: list[str]) -> Iterator[str]:
         yield f"{indent}    … and {len(lines) - SHOWN:,} more (--json has all)"
 
 
-def _is_effect(call: ReopenedCall) -> bool:
-    return call.state == "completed" and call.effect not in ("read", "model")
+def _child(child: ReopenedChild) -> str:
+    return f"call {child.call}, child {child.run_id} ({child.agent}): {child.status or 'ended by force'}"
 
 
 def _superseded(call: ReopenedCall) -> str:
     doubt = call.state in ("in_doubt", "started", "failing", "retry_wait", "idle") and call.effect in ("once", "keyed")
     state = "in doubt: it may have happened, and stays so until the agent makes it again" if doubt else call.state
+    if call.state == "failed" and call.happened != "no":
+        state = "happened; its result could not be recorded" if call.happened == "yes" else "failed, and may have happened"
     undo = ""
-    if _is_effect(call):
+    if call.happened == "yes":
         undo = {True: "; its tool has an undo", False: "; its tool has no undo", None: "; whether it has an undo is not known"}[call.undo]
     return f"call {call.call} {call.tool} ({call.effect}): {state}{undo}; made with {call.args}"

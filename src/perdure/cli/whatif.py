@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from perdure.fork import Fork, Forks, Purse, Stub
     from perdure.settings import Settings
 
-Kind = Literal["same", "other_path", "different", "would_call", "failed"]
+Kind = Literal["same", "other_path", "different", "would_call", "failed", "checkpoint"]
 PARALLEL = 8  # how many rehearsals run at a time: most of the time they wait for a model
 _WORDS: dict[Kind, str] = {
     "same": "same path",
@@ -42,6 +42,7 @@ _WORDS: dict[Kind, str] = {
     "different": "different outcome",
     "would_call": "would call something else",
     "failed": "could not be rehearsed",
+    "checkpoint": "not rehearsed to its end",
 }
 _DIFFER = ("different", "would_call", "failed")
 
@@ -226,6 +227,8 @@ def judged(fork: Fork, compares_text: bool = True) -> Verdict:
     kind: Kind
     if fork.status == "stopped":
         kind = "would_call"
+    elif fork.status == "checkpoint":
+        kind = "checkpoint"  # this says nothing about the rest of the run: it is no difference
     elif not same_outcome:
         kind = "different"
     else:
@@ -299,7 +302,8 @@ def _show(found: _Outcome, as_json: bool, spent: int, resumable: bool) -> None:
     if not found.total:
         common.note("no runs that match")
         return
-    common.table(("verdict", "runs"), [(words, f"{counts[kind]:,}") for kind, words in _WORDS.items()])
+    shown = [(words, f"{counts[kind]:,}") for kind, words in _WORDS.items() if kind != "checkpoint" or counts[kind]]
+    common.table(("verdict", "runs"), shown)
     common.out()
     cells = (("tokens in", "tokens_in"), ("tokens out", "tokens_out"))
     rows = [(title, f"{getattr(before, name):,}", f"{getattr(after, name):,}") for title, name in cells]

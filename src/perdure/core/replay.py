@@ -103,13 +103,12 @@ def completion_of(event: Event, load: Callable[[Payload], bytes]) -> Completion 
         case ToolCallFailed() if event.call is not None and body.final:
             return CallFailed(event.call, body.failure, body.attempt)
         case ToolCallResolved() if event.call is not None:
-            if body.outcome == "happened":
-                assert body.result is not None
-                return CallCompleted(event.call, load(body.result))
-            if body.outcome == "failed":
+            if body.outcome == "did_not_happen":
+                return None
+            if body.result is None:
                 assert body.failure is not None
                 return CallFailed(event.call, body.failure, body.attempt)
-            return None
+            return CallCompleted(event.call, load(body.result))
         case CallAnswered() if event.call is not None:
             if body.child is not None:
                 return ChildEnded(event.call, body.child, None if body.result is None else load(body.result), body.failure)

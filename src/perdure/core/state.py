@@ -775,6 +775,8 @@ class RunState(Struct, gc=False, eq=False):
             # The worker died inside the attempt, and the same key is sent again: the earlier attempt may have
             # happened.
             call.unsettled, call.doubtful = call.may_cost, True
+        elif call.phase == "started":
+            call.unproven = True  # its class allows another attempt, but the lost one may have happened
         self._move(call, event, "initiated")
         if call.attempt == 0:
             call.first_ts = event.ts  # the age of a key counts from its first attempt, not from the proposal
@@ -798,7 +800,8 @@ class RunState(Struct, gc=False, eq=False):
             case ToolCallFailed():
                 began = call.phase == "started" and body.failure.type not in (NOT_STARTED, LOST)
                 call.withdrawn += body.failure.type == NOT_STARTED
-                call.unproven = call.unproven or (began and body.failure.kind not in HARMLESS_KINDS)
+                sent = call.phase == "started" and body.failure.type != NOT_STARTED
+                call.unproven = call.unproven or (sent and body.failure.kind not in HARMLESS_KINDS)
                 self._move(call, event, "failed_for_good" if body.final else "failed")
                 self._count(call, body.attempt, body.failure, event.ts)
                 self._take_progress(call, body.progress)
@@ -1006,11 +1009,30 @@ def keeps_failure(call: CallState) -> bool:
 
 
 def is_certain_end(call: CallState) -> bool:
-    """Did the effect of this failed call certainly happen?
+    """Did this failed call certainly happen, so that only its result is lost?
 
-    If so, only its result is lost: it is never attempted again.
+    Such a call is never attempted again. perdure 0.1 recorded it as failed, if a reconcile hook said that it happened.
     """
     return call.failure is not None and call.failure.kind == "not_encodable"
+
+
+Happened = Literal["yes", "maybe", "no"]
+
+
+def happened(call: CallState) -> Happened:
+    """Has this call changed something outside? "maybe": nothing proves that it has, and nothing proves that it has not.
+
+    Lists of what a run has done, or may have done, are made with this function. `read` calls and requests to models
+    change nothing.
+    """
+    if call.effect == "read" or call.of_model:
+        return "no"
+    if call.phase == "completed" or is_certain_end(call):
+        return "yes"
+    if not call.begun or call.effect == "transaction":
+        return "no"  # a transaction without a result was rolled back
+    under_way = call.phase in ("started", "in_doubt")
+    return "maybe" if under_way or call.doubtful or call.unproven else "no"
 
 
 def own_children(state: RunState) -> list[str]:

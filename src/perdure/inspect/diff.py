@@ -60,7 +60,7 @@ class CallPath(Struct, frozen=True):
 
     name: str  # "run order-7", or "fork of run order-7 at event 12"
     calls: Sequence[DiffCall]
-    status: str  # the status of the run; a fork may also be "stopped" (at a call without an answer) or "waiting"
+    status: str  # the status of the run; a fork may also be "stopped" (at a call without an answer), "waiting" or "checkpoint"
     used: Usage
     output: Any = None
     error: str | None = None
@@ -280,6 +280,8 @@ def end_words(path: CallPath, width: int = _WIDTH) -> str:
     """How a path ended."""
     if path.status == "succeeded":
         return f"succeeded with {clip(_json(path.output), width)}"
+    if path.status == "checkpoint":
+        return "takes a checkpoint, where a rehearsal ends"
     return clip(path.status.replace("_", " ") + (f": {path.error}" if path.error else ""), width)
 
 

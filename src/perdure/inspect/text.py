@@ -497,7 +497,7 @@ def _first_attempt(event: Event, body: ToolCallInitiated, call: str) -> str:
 
 def _resolution(body: ToolCallResolved) -> str:
     told = {
-        "happened": f"it happened, and returned {shown(body.result)}",
+        "happened": f"it happened, and {_result_of(body)}",
         "did_not_happen": f"it did not happen{' and never will' if body.final else ''}",
         "failed": "it counts as failed",
     }
@@ -505,6 +505,10 @@ def _resolution(body: ToolCallResolved) -> str:
     cost = f"; charged: {used(body.usage)}" if used(body.usage) else ""
     who = "its reconcile hook says" if body.by == "reconcile" else f"{body.by} says"
     return f"{who} that {told[body.outcome]}{note}{cost}"
+
+
+def _result_of(body: ToolCallResolved) -> str:
+    return f"returned {shown(body.result)}" if body.failure is None else f"its result could not be recorded: {failed(body.failure)}"
 
 
 def _request(event: Event, body: ApprovalRequested) -> str:

@@ -9,9 +9,8 @@ from msgspec import Struct
 
 from perdure import shell
 from perdure.core.identity import undone_by
-from perdure.core.prompt_deltas import is_request
 from perdure.core.reopen import reopening, retry_point
-from perdure.core.state import RunState
+from perdure.core.state import RunState, happened, own_children
 from perdure.core.taken_back import taken_back
 from perdure.errors import PerdureError
 from perdure.inspect.text import amount, clip, people, plural
@@ -204,12 +203,10 @@ class Orders:
         if state.status == "succeeded" or self.undone is not None or self.row.parent is not None:
             return steps
         settled = {*undone, *undone.values()}
-        effects = sum(
-            call.phase == "completed" and call.effect != "read" and not is_request(call.args) and call.number not in settled
-            for call in state.calls.values()
-        )
-        if effects or state.children:
-            what = plural(effects, "call") + (", and what its children did" if state.children else "")
+        effects = sum(happened(call) == "yes" and not call.inherited and call.number not in settled for call in state.calls.values())
+        children = own_children(state)
+        if effects or children:
+            what = plural(effects, "call") + (", and what its children did" if children else "")
             does = f"take back what it has changed ({what}), where its tools say how; with --dry-run only see what that would be"
             steps.append(AdviceStep(self._perdure("undo", self.run, more=self.code), does))
         return steps
