@@ -98,7 +98,6 @@ def command(
         options: dict[str, Any] = {"at": at, "edits": changed}
         given_input = {} if arguments is UNSET else {"input": arguments}
         if live:
-            order.check_terminal("fork --live")
             return asyncio.run(_go_live(settings, row.run_id, new_id, agent, order, options | given_input))
         if new_id is not None:
             options |= given_input
@@ -152,6 +151,7 @@ async def _go_live(
         if order.dry_run and order.as_json:
             common.out_json({**msgspec.to_builtins(plan), "dry_run": True})
             return common.SUCCEEDED
+        order.check_terminal("fork --live")
         for line in _live_preview(plan):
             (common.out if order.dry_run else common.note)(common.clean(line))
         if order.dry_run:
@@ -177,6 +177,8 @@ def _live_preview(plan: LiveFork) -> Iterator[str]:
     yield f"  kept, and not made again: {plural(plan.kept, 'call')} with a result"
     if plan.edits:
         yield f"  with another result: call {', '.join(map(str, plan.edits))}"
+    if plan.reused:
+        yield from _listed("used again, and nothing is sent", plan.reused)
     yield from _listed("will run first", plan.next)
     yield from _listed("may happen twice", plan.twice or ["nothing that is known"])
 

@@ -17,7 +17,7 @@ from perdure.core.events import Event
 from perdure.core.history import history
 from perdure.core.state import fold, happened
 from perdure.errors import Conflict, Diverged, InvalidInput
-from perdure.inspect.text import limits_words, plural, used
+from perdure.inspect.text import clip, limits_words, plural, used
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
@@ -58,9 +58,11 @@ async def reopen_one(app: Perdure, run_id: str, to: int | None, order: Order) ->
             for line in preview(plan):
                 common.out(common.clean(line))
         return common.SUCCEEDED
-    if sys.stderr.isatty():
-        for line in preview(plan):
-            common.note(common.clean(line))
+    if to is None:
+        check_goes_on(plan)
+    order.check_terminal("retry" if to is None else "rewind")
+    for line in preview(plan):
+        common.note(common.clean(line))
     if not order.yes and not click.confirm(f"let run {run_id} go on from event {plan.back_to}?", err=True):
         common.fail("nothing was written")
     if (await app.handle(run_id).row()).seq != seen:
@@ -77,6 +79,15 @@ async def reopen_one(app: Perdure, run_id: str, to: int | None, order: Order) ->
         then = f"a worker that serves version {done.version} goes on with it, or here: {resume}"
     common.out(common.clean(f"run {run_id} is queued, from event {done.back_to}; {then}"))
     return common.SUCCEEDED
+
+
+def check_goes_on(plan: Reopened) -> None:
+    """Conflict if the replay of the run ends in a failure before any call: a worker would only repeat that failure."""
+    if plan.fails is not None:
+        raise Conflict(
+            f"run {plan.run_id} fails again with this code, before it makes any call: {clip(plan.fails, 200)}; nothing was written",
+            hint=f"change the code first, or go back further: {shell.command('rewind', plan.run_id)} --to SEQ",
+        )
 
 
 async def reopened(app: Perdure, run_id: str, to: int | None, order: Order, *, dry_run: bool) -> Reopened:
@@ -104,16 +115,16 @@ def _way_out(run_id: str, events: list[Event], diverged: Diverged, order: Order)
     if back is None or back <= 2:
         return as_it_was
     command = f"{shell.command('rewind', run_id)} --to {back}{f' {order.given}' if order.given else ''}"
-    return f"{as_it_was}, or go back to before the difference{_beware(events, back)}: {command}"
+    return f"{as_it_was}, or go back to before the difference{_warning(events, back)}: {command}"
 
 
-def _beware(events: list[Event], back: int) -> str:
-    """A warning, if calls with an effect were made after the event `back`: with other arguments they are made once more."""
+def _warning(events: list[Event], back: int) -> str:
+    """A clause about the calls after the event `back` that have happened, or may have happened."""
     calls = [call for _, call in sorted(fold(events).calls.items()) if call.asked_seq > back and happened(call) != "no"]
     if not calls:
         return ""
     names = ", ".join(f"{call.tool} (call {call.number})" for call in calls[:3]) + (" …" if len(calls) > 3 else "")
-    return f" (beware: {names} made after that happens once more if this code makes it with other arguments)"
+    return f" (made since then: {names}; with other arguments this code makes one more)"
 
 
 # -- the preview ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from msgspec import Struct, field, structs
 from perdure import shell
 from perdure.cli import common
 from perdure.cli.driving import log_to_stderr, stop_on_signals
-from perdure.cli.reopening import Order, preview, record, reopen_one, reopened
+from perdure.cli.reopening import Order, check_goes_on, preview, record, reopen_one, reopened
 from perdure.cli.steering import add_options, by_option, speaker, who_goes_on
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children, with_tools
 from perdure.cli.where import Query, parse_query, where_option
@@ -91,7 +91,6 @@ def command(
         query = None if where is None else _query(where, now)
         run_ids, target = split(store, words, where, "retry")
         order = Order(speaker(by), reason, fresh, url, as_json, yes, dry_run, with_tools(target, tools), add)
-        order.check_terminal("retry")
         if query is None and len(run_ids) == 1:
             row = require(store, run_ids[0])
             if row.status == "needs_attention":
@@ -201,8 +200,8 @@ async def _unpause_one(settings: Settings, store: Reading, row: RunRow, order: O
         else:
             common.out(common.clean(said))
         return common.SUCCEEDED
-    if sys.stderr.isatty():
-        common.note(common.clean(said))
+    order.check_terminal("retry")
+    common.note(common.clean(said))
     if not order.yes and not click.confirm(f"let run {row.run_id} go on?", err=True):
         common.fail("nothing was written")
     async with Perdure(settings=settings) as app:
@@ -313,6 +312,7 @@ class Crowd:
         return self._query is not None and others
 
     def _ask(self, found: Sample) -> None:
+        self._order.check_terminal(self.verb)
         agents = ", ".join(f"{count:,} of {agent}" for agent, count in found.agents.most_common(SAMPLE))
         lines = [f"{plural(found.count, 'run')}: {agents}" + (" …" if len(found.agents) > SAMPLE else "")]
         lines += [
@@ -350,7 +350,11 @@ class Crowd:
         if row.status == "needs_attention":
             await self._unpause(row)
             return
-        plan = await reopened(await self._app_for(row), row.run_id, None, order, dry_run=order.dry_run)
+        app = await self._app_for(row)
+        plan = await reopened(app, row.run_id, None, order, dry_run=True)
+        if not order.dry_run:
+            check_goes_on(plan)
+            plan = await reopened(app, row.run_id, None, order, dry_run=False)
         if order.as_json:
             common.out_json(record(plan, dry_run=order.dry_run))
         elif order.dry_run:
