@@ -37,7 +37,7 @@ from perdure.core.machine import AskApproval, Asked, CallTool, Command, Failed, 
 from perdure.core.prompt_deltas import is_request
 from perdure.core.rehearsal import check_edit
 from perdure.core.reopen import Reopening, reopening, retry_point
-from perdure.core.replay import Frontier, args_words, asked_words
+from perdure.core.replay import Frontier, args_words, asked_words, completion_of, replay
 from perdure.core.state import (
     FINISHED,
     CallState,
@@ -105,7 +105,7 @@ class Reopened(Struct, frozen=True):
     added: Limits | None = None  # what is added to the run's own budget
     superseded_children: list[ReopenedChild] = []  # as `superseded`; what they did stays too
     reused: list[str] = []  # superseded calls that the agent asks for first: their outcomes are used, and nothing is sent
-    # New calls at the frontier, if a superseded call of the same tool has happened or may have happened: one more effect.
+    # New calls that the agent asks for first, if a superseded call of the same tool has happened or may have happened: one more effect.
     twice: list[str] = []
     fails: str | None = None  # the failure with which the run ends again at once, before it makes any call
 
@@ -287,7 +287,8 @@ class Planner:
         fork.state.version = agent.version
         frontier = agent.replayed(fork.state, fork.events, packing.load, self._max_steps, history(fork.events, state=fork.state))
         self._check_edits(changed, agent, fork, frontier, packing.load)
-        first = _first(frontier, fork.state, fresh=False)
+        pending = self._ahead(agent, fork.state, fork.events, packing.load, frontier, fresh=False)
+        first = _first(pending, fork.state, fresh=False)
         found = LiveFork(
             *(new_id, run_id, point, row.version, agent.version),
             kept=len(fork.reopening.kept),
@@ -342,7 +343,8 @@ class Planner:
         bodies, frontier, state, whole = self._fitting(agent, row, events, state, found.bodies, by, reason)
         version = agent.version if agent.version != row.version else None
         hooks = self._hooks(agent, state, whole, frontier, found.superseded)
-        first = _first(frontier, state, fresh)
+        pending = self._ahead(agent, state, whole, self._load, frontier, fresh)
+        first = _first(pending, state, fresh)
         draft.runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
             row.run_id,
@@ -361,7 +363,7 @@ class Planner:
             added=add,
             superseded_children=left,
             reused=first.reused,
-            twice=list(_one_more(frontier, state, found, first.numbers)),
+            twice=list(_one_more(pending, state, found, first.numbers)),
             fails=first.fails,
         )
 
@@ -410,6 +412,35 @@ class Planner:
         state.version = agent.version
         whole = [*events, *written]
         return bodies, agent.replayed(state, whole, self._load, self._max_steps, history(whole, state=state)), state, whole
+
+    def _ahead(
+        self,
+        agent: Agent[Any, Any],
+        state: RunState,
+        events: Sequence[Event],
+        load: Callable[[Payload], bytes],
+        frontier: Frontier,
+        fresh: bool,
+    ) -> list[Command]:
+        """What the agent asks for at the frontier. If outcomes are used again: also what it asks for after these outcomes."""
+        pending = [command for _, command in frontier.pending]
+        if not any(_is_used_again(command, state, fresh) for command in pending):
+            return pending
+        machine = agent.machine_of(state, load, self._max_steps)
+        try:
+            pending = [command for _, command in replay(machine, events, load, past=history(events, state=state)).pending]
+            for command in pending:  # it grows: each outcome may lead to more commands
+                if not isinstance(command, Asked) or not _is_used_again(command, state, fresh):
+                    continue
+                for end in machine.earlier.outcomes.get(command.number, ()):
+                    completion = completion_of(end, load)
+                    if completion is None or machine.finished or machine.left or command.number not in machine.waits_for:
+                        continue
+                    machine.cause, machine.source = events[-1].seq, end.seq
+                    pending += machine.deliver(self._now, completion)
+        finally:
+            machine.close()
+        return pending
 
     def _hooks(
         self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event], frontier: Frontier, superseded: Sequence[CallState]
@@ -517,7 +548,7 @@ def _child(child: ChildState) -> ReopenedChild:
 
 
 class _First(Struct, frozen=True):
-    """What the agent asks for at the frontier, in words."""
+    """What the agent asks for first, in words."""
 
     run: list[str] = []  # what is done
     reused: list[str] = []  # superseded calls whose outcomes are used: nothing is sent
@@ -525,31 +556,30 @@ class _First(Struct, frozen=True):
     fails: str | None = None  # the run ends with this failure, and no call is made before
 
 
-def _first(frontier: Frontier, state: RunState, fresh: bool) -> _First:
+def _first(pending: Sequence[Command], state: RunState, fresh: bool) -> _First:
     first = _First()
-    for _, command in frontier.pending:
+    for command in pending:
         words = _words(command)
         if words is None:
             continue
         if isinstance(command, Asked):
             first.numbers.add(command.number)
-            if command.number <= state.numbers:
-                call = state.calls.get(command.number)
-                if _is_reused(call, fresh):
-                    first.reused.append(words + ("" if call is None or call.phase == "completed" else ": its failure"))
-                    continue
-                assert call is not None
+            call = state.calls.get(command.number)
+            if _is_used_again(command, state, fresh):
+                first.reused.append(words + ("" if call is None or call.phase == "completed" else ": its failure"))
+                continue
+            if call is not None:
                 words = f"{words}: {_made_before(call)}"
         first.run.append(words)
-    ends = [command.outcome.failure for _, command in frontier.pending if isinstance(command, Finish) and isinstance(command.outcome, Failed)]
-    if ends and not first.numbers and not state.open:
+    ends = [command.outcome.failure for command in pending if isinstance(command, Finish) and isinstance(command.outcome, Failed)]
+    if ends and len(first.run) == 1 and not state.open:
         return structs.replace(first, fails=f"{ends[0].type}: {ends[0].message}")
     return first
 
 
-def _one_more(frontier: Frontier, state: RunState, found: Reopening, again: set[int]) -> Iterator[str]:
-    """For each new call at the frontier: the superseded calls of its tool that have happened, or may have happened."""
-    for _, command in frontier.pending:
+def _one_more(pending: Sequence[Command], state: RunState, found: Reopening, again: set[int]) -> Iterator[str]:
+    """For each new call among these: the superseded calls of its tool that have happened, or may have happened."""
+    for command in pending:
         if not isinstance(command, CallTool | StartChild) or command.number <= state.numbers:
             continue
         if isinstance(command, StartChild):
@@ -563,8 +593,11 @@ def _one_more(frontier: Frontier, state: RunState, found: Reopening, again: set[
                 yield f"{call.tool} {verb} with {args_words(call.args)} (call {call.number}): call {command.number} is one more"
 
 
-def _is_reused(call: CallState | None, fresh: bool) -> bool:
-    """Is the recorded outcome of this superseded call used, so that nothing is sent?"""
+def _is_used_again(command: Command, state: RunState, fresh: bool) -> bool:
+    """Is this a superseded call whose recorded outcome is used, so that nothing is sent?"""
+    if not isinstance(command, Asked) or command.number > state.numbers:
+        return False
+    call = state.calls.get(command.number)
     if call is None:
         return True  # an approval or a child
     if call.phase == "completed":
