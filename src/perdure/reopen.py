@@ -40,10 +40,12 @@ from perdure.core.reopen import Reopening, reopening, retry_point
 from perdure.core.replay import Frontier, args_words, asked_words, completion_of, replay
 from perdure.core.state import (
     FINISHED,
+    AskState,
     CallState,
     ChildState,
     Happened,
     RunState,
+    added,
     fold,
     happened,
     is_certain_end,
@@ -55,6 +57,7 @@ from perdure.engine.api import Reading, no_such_run
 from perdure.engine.local import sandbox
 from perdure.errors import AlreadyRunning, Conflict, Diverged, InvalidInput
 from perdure.inspect.branches import asked_in_all_branches
+from perdure.inspect.cost import BudgetView, budget_view
 from perdure.inspect.resuming import open_call_words
 from perdure.store.api import NewFork, Reopen, RunRow, undone
 
@@ -108,6 +111,10 @@ class Reopened(Struct, frozen=True):
     # New calls that the agent asks for first, if a superseded call of the same tool has happened or may have happened: one more effect.
     twice: list[str] = []
     fails: str | None = None  # the failure with which the run ends again at once, before it makes any call
+    withdrawn: list[str] = []  # approvals after `back_to` that were not used yet: they are withdrawn
+    calls: int = 0  # how many calls the run has made so far
+    may_cost: Usage = Usage()  # the declared `cost=` of the calls that will run first, together
+    budgets: list[BudgetView] = []  # the budgets that apply to the run, without what is added now
 
 
 class LiveFork(Struct, frozen=True):
@@ -127,6 +134,9 @@ class LiveFork(Struct, frozen=True):
     edits: list[int]
     done_children: list[ReopenedChild] = []  # as `done`
     reused: list[str] = []  # as in `Reopened`
+    used: Usage = Usage()  # what the parent has used so far
+    may_cost: Usage = Usage()  # as in `Reopened`
+    budget: Limits | None = None  # the budget of the fork, which has used nothing of it
 
 
 class ForkPlan(Struct, frozen=True):
@@ -298,6 +308,9 @@ class Planner:
             edits=sorted(changed),
             done_children=[_child(child) for child in fork.reopening.superseded_children],
             reused=first.reused,
+            used=before.used,
+            may_cost=_may_cost(pending, frontier, fork.state, fresh=False),
+            budget=fork.state.budget,
         )
         return ForkPlan(found, new_fork(recorded, fork.state, fork.events, None, packing))
 
@@ -340,10 +353,11 @@ class Planner:
             draft.over.append(found.over)
         kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes
         left = [_child(child) for child in found.superseded_children]
+        withdrawn = [_withdrawn(state.asks[number]) for number in found.withdrawn]
         bodies, frontier, state, whole = self._fitting(agent, row, events, state, found.bodies, by, reason)
         version = agent.version if agent.version != row.version else None
-        hooks = self._hooks(agent, state, whole, frontier, found.superseded)
         pending = self._ahead(agent, state, whole, self._load, frontier, fresh)
+        hooks = self._hooks(agent, state, whole, [*frontier.calls.values(), *pending], found.superseded)
         first = _first(pending, state, fresh)
         draft.runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
@@ -365,6 +379,10 @@ class Planner:
             reused=first.reused,
             twice=list(_one_more(pending, state, found, first.numbers)),
             fails=first.fails,
+            withdrawn=withdrawn,
+            calls=sum(call.begun and not call.inherited for call in state.calls.values()),
+            may_cost=_may_cost(pending, frontier, state, fresh),
+            budgets=[budget_view(ledger) for ledger in self._reading.ledgers(row.run_id)],
         )
 
     def _fitting(
@@ -443,15 +461,15 @@ class Planner:
         return pending
 
     def _hooks(
-        self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event], frontier: Frontier, superseded: Sequence[CallState]
+        self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event], known: Sequence[Command], superseded: Sequence[CallState]
     ) -> dict[int, bool]:
         """Number of a superseded call → does its tool have a compensate hook in this code?"""
         found: dict[str, set[bool]] = {}
-        for asked in frontier.calls.values():
+        for asked in known:
             if isinstance(asked, CallTool):
                 found.setdefault(asked.tool.name, set()).add(asked.tool.compensator is not None)
         if all(len(found.get(call.tool, ())) == 1 for call in superseded):
-            # The agent has called these tools before the point, too. So the superseded events need not be replayed.
+            # The agent calls these tools before the point, or next. So the superseded events need not be replayed.
             return {call.number: True in found[call.tool] for call in superseded}
         everything = asked_in_all_branches(agent, state, events, self._load, self._max_steps)
         return {number: call.tool.compensator is not None for number, call in everything.items() if isinstance(call, CallTool)}
@@ -575,6 +593,22 @@ def _first(pending: Sequence[Command], state: RunState, fresh: bool) -> _First:
     if ends and len(first.run) == 1 and not state.open:
         return structs.replace(first, fails=f"{ends[0].type}: {ends[0].message}")
     return first
+
+
+def _may_cost(pending: Sequence[Command], frontier: Frontier, state: RunState, fresh: bool) -> Usage:
+    """The declared cost of the calls that will run first, and of the open calls, together."""
+    asked = [command for command in pending if not _is_used_again(command, state, fresh)]
+    asked += [frontier.calls[number] for number in state.open if number in frontier.calls]
+    total = Usage()
+    for command in asked:
+        if isinstance(command, CallTool) and command.tool.estimate is not None:
+            total = added(total, command.tool.estimate)
+    return structs.replace(total, model=None)
+
+
+def _withdrawn(ask: AskState) -> str:
+    state = "is still pending" if ask.outcome is None else f"was granted by {ask.by}, and not used yet"
+    return f"call {ask.number}, approval {ask.request.approval} ({ask.request.action}) {state}"
 
 
 def _one_more(pending: Sequence[Command], state: RunState, found: Reopening, again: set[int]) -> Iterator[str]:

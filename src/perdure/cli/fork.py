@@ -19,7 +19,7 @@ from perdure.core import codec
 from perdure.errors import Conflict, InvalidInput, NotEncodable, UnknownAgent
 from perdure.inspect.diff import DiffCall, diff_lines, diff_page, diff_record, end_words
 from perdure.inspect.newfile import new_file, require_new
-from perdure.inspect.text import plural, used
+from perdure.inspect.text import limits_words, plural, used
 from perdure.inspect.view import require
 
 if TYPE_CHECKING:
@@ -180,6 +180,12 @@ def _live_preview(plan: LiveFork) -> Iterator[str]:
     if plan.reused:
         yield from _listed("used again, and nothing is sent", plan.reused)
     yield from _listed("will run first", plan.next)
+    if used(plan.used):
+        yield f"  run {plan.parent} has used so far: {used(plan.used)}"
+    if used(plan.may_cost):
+        yield f"  what will run first may cost: {used(plan.may_cost)}"
+    if plan.budget is not None:
+        yield f"  its own budget, of which nothing is used: {limits_words(plan.budget)}"
     yield from _listed("may happen twice", plan.twice or ["nothing that is known"])
 
 

@@ -17,6 +17,7 @@ from perdure.core.events import Event
 from perdure.core.history import history
 from perdure.core.state import fold, happened
 from perdure.errors import Conflict, Diverged, InvalidInput
+from perdure.inspect.cost import budget_words
 from perdure.inspect.text import clip, limits_words, plural, used
 
 if TYPE_CHECKING:
@@ -151,16 +152,21 @@ def preview(plan: Reopened, indent: str = "") -> Iterator[str]:
     superseded = [call for call in plan.superseded if call.call not in known]
     yield from _part(
         indent,
-        "made before, and not known to the agent any more (if it makes the same call again, the recorded result is used; with "
-        "other arguments it is one more)",
+        "made before, and not known to the agent any more (the same call again: its recorded result is used; with other arguments: "
+        "one more)",
         [_superseded(call) for call in superseded],
     )
     yield from _part(indent, "started before, and not known to the agent any more", [_child(child) for child in plan.superseded_children])
     if plan.superseded_children or any(call.undo and call.happened == "yes" for call in superseded):
         yield f"{indent}    what the agent does not make again stays done; when the run has ended: {shell.command('undo', plan.run_id)}"
-    spent = used(plan.used)
+    yield from _part(indent, "withdrawn, so that the agent has to ask again", plan.withdrawn)
+    spent = ", ".join(part for part in (plural(plan.calls, "call") if plan.calls else "", used(plan.used)) if part)
     if spent:
         yield f"{indent}  used so far, and not refunded: {spent}"
+    if used(plan.may_cost):
+        yield f"{indent}  what will run first may cost: {used(plan.may_cost)}"
+    for budget in plan.budgets:
+        yield f"{indent}  {budget_words(budget, plan.run_id)}"
     if plan.added is not None:
         yield f"{indent}  added to its budget: {limits_words(plan.added)}"
     for child in plan.children:

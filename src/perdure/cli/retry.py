@@ -34,6 +34,7 @@ from perdure.store.api import FINISHED, RunRow
 if TYPE_CHECKING:
     from perdure.agent import Agent
     from perdure.app import Perdure
+    from perdure.reopen import Reopened
 
 F = TypeVar("F", bound=Callable[..., Any])
 SAMPLE = 5
@@ -214,6 +215,16 @@ async def _unpause_one(settings: Settings, store: Reading, row: RunRow, order: O
     return common.SUCCEEDED
 
 
+def _same_for(run_ids: list[str]) -> list[str]:
+    """A line about runs with the same plan, or with the same reason of their refusal."""
+    if not run_ids:
+        return []
+    return [
+        f"  the same for {len(run_ids):,} more {'run' if len(run_ids) == 1 else 'runs'}: {', '.join(run_ids[:SAMPLE])}"
+        + (" …" if len(run_ids) > SAMPLE else "")
+    ]
+
+
 # -- many runs --------------------------------------------------------------------------------------------------------
 class Sample(Struct):
     """A summary of the runs that the query finds: how many runs, their agents, and the first few runs."""
@@ -246,6 +257,7 @@ class Crowd:
         self._loaded: dict[str, list[Agent[Any, Any]]] = {}
         self._apps: dict[str, Perdure] = {}
         self._refused: list[tuple[str, str]] = []
+        self._plans: dict[str, list[Reopened]] = {}  # in a dry run: the preview without the run and the event → the plans
         self._done = 0
 
     async def go(self) -> int:
@@ -358,8 +370,8 @@ class Crowd:
         if order.as_json:
             common.out_json(record(plan, dry_run=order.dry_run))
         elif order.dry_run:
-            for line in preview(plan):
-                common.out(common.clean(line))
+            _, *lines = preview(plan)
+            self._plans.setdefault("\n".join([plan.before, plan.version, *lines]).replace(plan.run_id, "RUN"), []).append(plan)
 
     async def _unpause(self, row: RunRow) -> None:
         order, app = self._order, await self._app("", [])
@@ -393,10 +405,18 @@ class Crowd:
 
     def _report(self, found: Sample, *, stopped: bool) -> int:
         order, refused = self._order, self._refused
-        for run_id, why in refused[:REFUSED_SHOWN]:
+        for plans in self._plans.values():
+            for line in (*preview(plans[0]), *_same_for([plan.run_id for plan in plans[1:]])):
+                common.out(common.clean(line))
+        reasons: dict[str, list[tuple[str, str]]] = {}
+        for run_id, why in refused:
+            reasons.setdefault(why.replace(run_id, "RUN"), []).append((run_id, why))
+        for (run_id, why), *others in list(reasons.values())[:REFUSED_SHOWN]:
             common.note(common.clean(f"  {self.refused_words}: {why if run_id in why else f'run {run_id}: {why}'}"))
-        if len(refused) > REFUSED_SHOWN:
-            common.note(f"  … and {len(refused) - REFUSED_SHOWN:,} more")
+            for line in _same_for([run_id for run_id, _ in others]):
+                common.note(common.clean(line))
+        if len(reasons) > REFUSED_SHOWN:
+            common.note(f"  … and {sum(map(len, list(reasons.values())[REFUSED_SHOWN:])):,} more")
         if found.left_out:
             common.note(f"  {found.left_out:,} left out: {self.left_out_words}")
         if not order.as_json:
