@@ -274,6 +274,7 @@ class Planner:
         events = [event for event in recorded.events if event.seq <= row.seq]
         check_copies(events)
         before = fold(events)
+        spent = before.used  # `live_fork` changes the state
         changed = {number: edited_result(before, number, value) for number, value in edits.items()}
         point = fork_point(run_id, events, at, list(changed))
         check_not_taken_back(before, point, self._load)
@@ -308,7 +309,7 @@ class Planner:
             edits=sorted(changed),
             done_children=[_child(child) for child in fork.reopening.superseded_children],
             reused=first.reused,
-            used=before.used,
+            used=spent,
             may_cost=_may_cost(pending, frontier, fork.state, fresh=False),
             budget=fork.state.budget,
         )

@@ -265,6 +265,7 @@ def test_the_preview_goes_on_with_outcomes_that_are_used_again_and_lists_them_on
         'call 5: mail({"to":"ann"})',
         "made before, and not known to the agent any more (the same call again: its recorded result is used; with other arguments: one more):",
         'call 4 mail (once): completed; its tool has no undo; made with {"to":"bob"}',
+        "used so far, and not refunded: 4 calls",
         "may happen twice:",
         'mail was made already with {"to":"bob"} (call 4): call 5 is one more',
     ]
@@ -593,7 +594,7 @@ def test_a_dry_run_of_many_runs_shows_equal_plans_and_equal_refusals_once(one: D
         one.failed("order", f"o{number}")
     lines = one("retry", "--where", "agent:reader", "--dry-run").splitlines()
     assert [line.strip() for line in lines if "run other" in line or "run r" in line or "more" in line] == [
-        "run other goes on from event 6, with version 1, as before",
+        "run other goes on from event 5, with version 1, as before",
         "the same for 8 more runs: r7, r6, r5, r4, r3 …",
     ], "what a call is given is the same plan, if it is only attempted again"
     assert sum("call 2 look is made again" in line for line in lines) == 1
