@@ -584,7 +584,7 @@ FORK = (
         promise="G11",
         file="inspect/consistency.py",
         where="_fork_problem",
-        old="        if copy != event:\n",
+        old="        if copy != event_at(events, copy.seq):\n",
         new="        if False:\n",
         red=f"{_STORED}test_verify_finds_a_fork_whose_copies_are_not_those_of_its_parent",
         store="sqlite",

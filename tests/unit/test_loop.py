@@ -8,8 +8,8 @@ import json
 import logging
 import math
 import os
-import shutil
 import re
+import shutil
 import signal
 import socket
 import sqlite3

@@ -17,6 +17,7 @@ from perdure import Agent, Approval, Budget, Call, Fatal, Outcome, Perdure, Plan
 from perdure.cli.reopening import preview
 from perdure.core import codec
 from perdure.core.events import (
+    AnyBody,
     BudgetRaised,
     CancelRequested,
     ChildStarted,
@@ -1346,7 +1347,7 @@ def test_a_call_that_happened_without_a_result_that_can_be_recorded_is_in_every_
         raise ConnectionResetError("lost")
 
     @order.reconcile
-    async def find(what: str) -> Outcome[Any]:
+    async def find(what: str) -> Outcome:
         return Outcome.happened({1, 2})
 
     @order.compensate
@@ -1391,7 +1392,7 @@ def test_all_lists_agree_about_a_call_that_failed(effect: str, failure: Callable
     world.broken["act x"] = failure
 
     @agent(name="a")
-    async def a(run: Run) -> str:
+    async def a(run: Run) -> Any:
         return await act("x")
 
     async def main(app: Perdure) -> None:
@@ -1447,7 +1448,7 @@ def test_ended_children_are_in_the_preview_and_in_what_may_happen_twice():
 @pytest.mark.parametrize("told", [False, True])
 def test_a_lost_attempt_may_have_happened_whatever_the_next_one_says(effect: Any, answer: str, told: bool):
     lost = [ToolCallFailed(Failure("process_died", LOST, "its worker ended"), attempt=1)] if told else []
-    bodies = [
+    bodies: list[tuple[AnyBody, int | None]] = [
         (RunCreated("r", "a", "1", "default", codec.pack(b"{}", 100)[0]), None),
         (RunClaimed("w1", "1"), None),
         (ToolCallInitiated("put", effect, args=codec.pack(b"{}", 100)[0]), 1),
@@ -1465,7 +1466,7 @@ def test_the_page_of_a_fork_offers_no_undo_of_what_it_has_inherited():
     pay = world.tool("pay", "once")
 
     @agent(name="kid")
-    async def kid(run: Run) -> str:
+    async def kid(run: Run) -> Any:
         return await pay("as a child")
 
     @agent(name="a")

@@ -247,7 +247,7 @@ def parsed(text: str, option: str) -> Any:
     try:
         return codec.parse(text, option)
     except NotEncodable as error:
-        raise InvalidInput(f"{option}: {error}") from None
+        raise InvalidInput(str(error)) from None
 
 
 def edits_of(words: Iterable[str]) -> dict[int, Any]:

@@ -14,8 +14,8 @@ cause of releases and of some post.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -683,28 +683,3 @@ def tag_of(body: AnyBody) -> str:
     tag = body.__struct_config__.tag
     assert isinstance(tag, str)
     return tag
-
-
-def payloads(body: AnyBody) -> Iterator[Payload]:
-    """Every payload in the body."""
-    for name in body.__struct_fields__:
-        value = getattr(body, name)
-        if isinstance(value, Payload):
-            yield value
-    if isinstance(body, CheckpointTaken):
-        yield from (one.payload for one in body.signals)
-        assert body.image.inline is not None
-        yield from _blobs_in(msgspec.json.decode(body.image.inline))
-
-
-def _blobs_in(value: Any) -> Iterator[Payload]:
-    """The payloads inside of an image that are stored as blobs."""
-    if isinstance(value, dict):
-        if isinstance(value.get("blob"), str) and isinstance(value.get("size"), int):
-            yield msgspec.convert(value, Payload)
-        else:
-            for item in value.values():
-                yield from _blobs_in(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _blobs_in(item)

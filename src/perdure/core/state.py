@@ -15,7 +15,7 @@ the calls keep their states, except that a failed call may be tried again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -968,7 +968,13 @@ def image_of(state: RunState, requests: Sequence[Event], outcomes: Sequence[Even
 def image_problem(state: RunState, body: CheckpointTaken, events: Sequence[Event]) -> str | None:
     """How the image contradicts the events before the checkpoint; None if it does not. `state`: the fold of `events`."""
     image = image_in(body)
-    if any(event_at(events, one.seq) != one for one in (*image.requests, *image.outcomes)):
+    unknown = [one for one in (*image.requests, *image.outcomes) if event_at(events, one.seq) != one]
+    if unknown and len(events) > 1 and isinstance(events[1].body, CheckpointTaken):
+        # The events before this first checkpoint may have been removed. Its image still has those that are needed.
+        first = image_in(events[1].body)
+        kept = {one.seq: one for one in (*first.requests, *first.outcomes)}
+        unknown = [one for one in unknown if kept.get(one.seq) != one]
+    if unknown:
         return "it holds an event that is not in the journal before it"
     return None if image_of(state, image.requests, image.outcomes) == body.image.inline else "it does not hold the state of the run"
 
@@ -977,6 +983,29 @@ def image_in(body: CheckpointTaken) -> Image:
     """The image that this checkpoint holds."""
     assert body.image.inline is not None
     return _decode_image(body.image.inline)
+
+
+def payloads(body: AnyBody) -> Iterator[Payload]:
+    """Every payload in the body. Of those in the image of a checkpoint, the ones that are stored as blobs."""
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        if isinstance(value, Payload):
+            yield value
+    if isinstance(body, CheckpointTaken):
+        yield from (one.payload for one in body.signals)
+        yield from (one for one in _payloads_in(image_in(body)) if isinstance(one.blob, str))
+
+
+def _payloads_in(value: Any) -> Iterator[Payload]:
+    """The payloads in a structure. JSON of users is inside of payloads, and is not looked into: it may look like one."""
+    if isinstance(value, Payload):
+        yield value
+    elif isinstance(value, Struct):
+        for name in value.__struct_fields__:
+            yield from _payloads_in(getattr(value, name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _payloads_in(item)
 
 
 # The keys of a call follow from `created`.

@@ -27,9 +27,9 @@ from msgspec import Raw, Struct
 
 from perdure.core import codec
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, CheckpointTaken, Event, SignalReceived, UnreadSignal, event_at, payloads
+from perdure.core.events import AnyBody, CheckpointTaken, Event, SignalReceived, UnreadSignal, event_at
 from perdure.core.prompt_deltas import is_request, rejoined
-from perdure.core.state import RunState, image_in, image_of
+from perdure.core.state import RunState, image_in, image_of, payloads
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.prompt import sources
 

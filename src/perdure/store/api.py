@@ -597,6 +597,7 @@ class Checkpointed(Struct, frozen=True, gc=False):
     status: Status
     updated_at: int
     events: int  # how many
+    needed: str | None = None  # why they must stay for now, in words; None: they can be removed
 
 
 class Tombstone(Struct, frozen=True, gc=False):
@@ -702,6 +703,9 @@ class Reading(Protocol):
 
     def checkpoint(self, run_id: str) -> Checkpoint | None:
         """Where the run begins, if its agent has taken a checkpoint."""
+
+    def removed(self) -> dict[str, tuple[int, bytes]]:
+        """The runs whose events from 2 on were removed before a checkpoint: the last of these events, and its hash."""
 
     def read_many(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
         """Like `read`, for several runs in one statement. `after`: run id → the seq of its last known event."""
@@ -1231,7 +1235,10 @@ class ArchiveStore(Protocol):
         """The runs without a holder that have events before their last checkpoint, in order, after the place `after`."""
 
     def remove_before_checkpoint(self, run_id: str, *, by: str, now: int) -> Pruned:
-        """Remove the events between the run's first event and its last checkpoint."""
+        """Remove the events between the run's first event and its last checkpoint.
+
+        Conflict if something still needs these events: a notice that was not sent, or an undo that has not ended.
+        """
 
     def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:
         """Delete these families in one transaction, with the blobs that no other run uses. Each run gets a tombstone.
