@@ -327,7 +327,7 @@ class Forks:
         calls = {call.call: call for call in recorded.calls if call.call in rehearsal.ended or call.call <= earlier}
         kept = [number for number in calls if number not in rehearsal.taken]
         for number, taken in sorted(rehearsal.taken.items()):
-            call = call_of(number, taken.kind, taken.name, taken.args)
+            call = structs.replace(call_of(number, taken.kind, taken.name, taken.args), effect=taken.effect)
             calls[number] = call if taken.answer is None or taken.source is None else answered(call, taken.answer, taken.source)
         again = [one.recorded for one in rehearsal.taken.values() if one.recorded is not None and one.source == "recorded"]
         output: Any = None

@@ -388,8 +388,9 @@ def test_another_model_is_asked_and_prepared_answers_let_the_run_go_on(till: Des
     (till.folder / "prompt").write_text("be generous")
     (till.folder / "answers.json").write_text('[{"tool": "pay", "result": "paid 900"}]')
     lines = till.json("whatif", "shop.py:till", "--answers", "answers.json")
-    assert verdicts(lines)["r-3"] == "other_path"
-    assert till("whatif", "shop.py:till", "--answers", "answers.json")[0] == 0
+    assert verdicts(lines) == {f"r-{number}": "would_call" if number == 3 else "same" for number in range(5)}
+    assert next(line for line in lines if line.get("run_id") == "r-3")["now"] == 'succeeded with "ok"'
+    assert till("whatif", "shop.py:till", "--answers", "answers.json")[0] == 7
     (till.folder / "prompt").write_text("be kind")
     till.json("whatif", "shop.py:till", "--set-model", "other", "--limit", "1")
     assert till.ledger[-1] == "asked other"
@@ -495,3 +496,19 @@ def until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_changed_payment_counts_also_if_a_stand_in_answers_it(till: Desk) -> None:
+    shop = till.folder / "shop.py"
+    shop.write_text(
+        SHOP.replace(
+            '@tool(effect="once")\nasync def odd',
+            "@pay.simulate\ndef _(cents: int) -> str:\n    return f'paid {cents}'\n\n@tool(effect=\"once\")\nasync def odd",
+        )
+    )
+    assert till("whatif", "shop.py:till")[0] == 0
+    (till.folder / "prompt").write_text("be generous")
+    assert verdicts(till.json("whatif", "shop.py:till"))["r-3"] == "would_call"
+    code, out, _ = till("whatif", "shop.py:till")
+    assert (code, 'would call pay(cents=900, order="o-3"); succeeded with "ok"' in out) == (7, True), out
+    assert set(till.ledger) == {"asked cashier"}

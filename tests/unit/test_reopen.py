@@ -822,7 +822,8 @@ def test_after_a_rewind_results_are_reused_by_tool_and_arguments():
         world.bug = False
         order[:] = ["two", "one", "three", "one"]  # other code, under the same version
         done = await app.rewind("r", 2)
-        assert done.next == ['call 2: put({"what":"two"}): made before, its outcome is used again']
+        assert done.reused == [f'call {n}: put({{"what":"{what}"}})' for n, what in ((2, "two"), (1, "one"))]
+        assert done.next == ['call 4: put({"what":"three"})']
         assert await ended(app) == "succeeded"
         # "one" was made twice, so it is made twice at most; "three" is new, and gets a number above all others.
         assert world.log == ["put one", "put two", "put one", "put three"]

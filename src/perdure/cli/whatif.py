@@ -224,8 +224,12 @@ def judged(fork: Fork, compares_text: bool = True) -> Verdict:
     left, right = fork.diff.left, fork.diff.right
     texts = isinstance(left.output, str) and isinstance(right.output, str)
     same_outcome = fork.diff.same_outcome or (not compares_text and texts and left.status == right.status)
+    other = [
+        call for call in right.calls if call.kind != "model" and (not call.answered or call.source in ("answers", "simulated", "read"))
+    ]
     kind: Kind
-    if fork.status == "stopped":
+    # A new call with an effect counts also if a stand-in or a prepared answer let the rehearsal go on to the same outcome.
+    if fork.status == "stopped" or any(call.effect not in (None, "read") for call in other):
         kind = "would_call"
     elif fork.status == "checkpoint":
         kind = "checkpoint"  # this says nothing about the rest of the run: it is no difference
@@ -233,9 +237,6 @@ def judged(fork: Fork, compares_text: bool = True) -> Verdict:
         kind = "different"
     else:
         kind = "same" if same_effects(left, right) else "other_path"
-    other = [
-        call for call in right.calls if call.kind != "model" and (not call.answered or call.source in ("answers", "simulated", "read"))
-    ]
     return Verdict(fork.run_id, kind, end_words(left), end_words(right), left.used, right.used, fork.asked, other)
 
 
@@ -321,7 +322,8 @@ def _show(found: _Outcome, as_json: bool, spent: int, resumable: bool) -> None:
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
     called = "; ".join(f"would call {call_words(call, 120)}" for call in verdict.would_call)
-    now = called if verdict.verdict == "would_call" else "; ".join(part for part in (clip(verdict.now, 120), called) if part)
+    ended = "" if verdict.now.startswith("stopped") else clip(verdict.now, 120)
+    now = "; ".join(part for part in ((called, ended) if verdict.verdict == "would_call" else (ended, called)) if part)
     return verdict.run_id, _WORDS[verdict.verdict], clip(verdict.was, 120), now
 
 

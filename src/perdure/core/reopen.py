@@ -60,6 +60,7 @@ class Reopening(Struct, frozen=True):
     superseded: Sequence[CallState]  # begun calls that the agent knows only when it makes them again
     superseded_children: Sequence[ChildState]  # the same for children
     children: Sequence[str]  # ids of the children that have to be reopened in the same commit
+    withdrawn: Sequence[int]  # approvals after `back_to` that were not used yet: they are withdrawn
     over: BudgetExceeded | None  # the budget that stopped the run, or that did not cover a call after `back_to`
 
 
@@ -117,6 +118,7 @@ def reopening(
         superseded=[call for number, call in sorted(state.calls.items()) if number not in asked and call.begun],
         superseded_children=[child for number, child in sorted(state.children.items()) if number not in asked],
         children=[state.children[number].run_id for number in waits.children],
+        withdrawn=withdrawn,
         over=state.over or _over(dropped),
     )
 

@@ -410,11 +410,11 @@ def _ending(outcome: Succeeded | Failed | Cancelled) -> str:
 def _recorded(body: AnyBody, call: int | None) -> str:
     match body:
         case ToolCallInitiated(tool=tool, args=args) | ToolCallProposed(tool=tool, args=args):
-            return f"call {call}: {tool}({_shown(args)})"
+            return f"call {call}: {tool}({args_words(args)})"
         case ApprovalRequested(action=action, input=asked):
-            return f"approval {call}: {action} {_shown(asked)}"
+            return f"approval {call}: {action} {args_words(asked)}"
         case ChildStarted(agent=agent, input=args):
-            return f"child {call}: {agent}({_shown(args)})"
+            return f"child {call}: {agent}({args_words(args)})"
         case PatchMarked(name=name):
             return f"the mark of the change {name!r}"
         case CallRequestedAgain():
@@ -422,9 +422,9 @@ def _recorded(body: AnyBody, call: int | None) -> str:
         case PlanGenerated():
             return _plan(body)
         case CheckpointTaken(state=state):
-            return f"a checkpoint with {_shown(state)}"
+            return f"a checkpoint with {args_words(state)}"
         case RunSucceeded(output=output):
-            return f"the run's success with {_shown(output)}"
+            return f"the run's success with {args_words(output)}"
         case RunFailed(failure=failure):
             return f"the run's failure with {failure.type}: {_short(failure.message)}"
         case _:
@@ -432,10 +432,11 @@ def _recorded(body: AnyBody, call: int | None) -> str:
 
 
 def _plan(body: PlanGenerated) -> str:
-    return f"the plan {body.digest[:12]} {_shown(body.plan)}"
+    return f"the plan {body.digest[:12]} {args_words(body.plan)}"
 
 
-def _shown(payload: Payload | None) -> str:
+def args_words(payload: Payload | None) -> str:
+    """Arguments as JSON, cut."""
     if payload is None:
         return ""
     inline = payload.inline

@@ -53,6 +53,7 @@ class DiffCall(Struct, frozen=True, omit_defaults=True):
     answered: bool = False  # False: the call has no result and no error (yet)
     source: str | None = None  # only in a fork: where the answer came from, such as "recorded" or "simulated"
     digest: str = ""  # the digest of the arguments; for a model, the digest of the whole request
+    effect: str | None = None  # only in a fork, for a tool: its effect class
 
 
 class CallPath(Struct, frozen=True):
