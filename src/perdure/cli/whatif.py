@@ -117,6 +117,7 @@ def command(
         "answers": codec.digest(msgspec.json.encode(list(answers))),
         "reads": reads,
         "text": compares_text,
+        "rules": 2,  # of the verdicts: a state file with other rules is not used
     }
     with common.existing_runs(url) as store, _kept(state_file, question) as kept:
         # A stored rehearsal is no recorded run.
