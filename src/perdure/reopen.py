@@ -77,7 +77,7 @@ class ReopenedCall(Struct, frozen=True):
     undo: bool | None = None  # only for superseded calls: does the tool have a compensate hook? None: not known
     happened: Happened = "no"  # has it changed something outside? "no" for reads and requests to models, too
     args: str = ""  # its arguments as JSON, cut
-    next: bool = False  # only for superseded calls: the agent asks for it at once, see `Reopened.next` and `Reopened.reused`
+    next: bool = False  # the agent makes this superseded call again first: it is in `Reopened.next` or in `Reopened.reused`
 
 
 class ReopenedChild(Struct, frozen=True):

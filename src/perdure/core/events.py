@@ -403,8 +403,8 @@ class FrameChanged(Body, frozen=True, tag="frame_changed"):
     version: str
     by: str
     frame: Payload
-    # The frame applies to what the agent asked for because of this event, or because of an earlier one: it is the last
-    # event after which the journal has a statement of the agent.
+    # The seq of an event. `frame` applies to everything that the agent has asked for because of that event, or because
+    # of an earlier one. It is the highest cause of the calls and other statements that the agent has made so far.
     after: int
     note: str | None = None
 

@@ -142,7 +142,7 @@ def _doubt(call: CallState, scene: Scene) -> CallInDoubt:
 
 
 def _by_itself(call: CallState, scene: Scene) -> tuple[str, bool]:
-    """(what the next worker does about the call without a person, may this settle the doubt?)"""
+    """What the next worker does about this call in doubt without a person, in words. And: can that settle the doubt?"""
     if scene.reading.state.finished:
         return "nothing: the run has ended without its agent, and what was in doubt stays so here", False
     if call.has_reconcile and call.asks < scene.max_asks:
