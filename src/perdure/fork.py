@@ -73,7 +73,7 @@ from perdure.tool.call import Call, Closer
 from perdure.tool.spend import added
 
 T = TypeVar("T")
-ForkStatus = Literal["succeeded", "failed", "cancelled", "stopped", "waiting"]
+ForkStatus = Literal["succeeded", "failed", "cancelled", "stopped", "waiting", "checkpoint"]
 _THREADS = 8
 _WAITING_CHARS = 500
 _TRIES = 5  # the most attempts of a `read` or of a model in a rehearsal
@@ -88,7 +88,9 @@ class Fork(Struct, frozen=True):
     agent: str
     version: str  # the version of the code that was rehearsed
     at: int  # the event after which the fork begins
-    status: ForkStatus  # "stopped": at the calls in `would_call`; "waiting": for post that the recording does not have
+    # "stopped": at the calls in `would_call`; "waiting": for post that the recording does not have; "checkpoint": the agent
+    # takes a checkpoint, where a rehearsal ends
+    status: ForkStatus
     output: Any
     error: str | None
     would_call: list[DiffCall]  # the calls that the agent would make now, and that have no answer
@@ -247,7 +249,7 @@ class Forks:
             if rehearsal.outcome is None:
                 journal.park(_parked(rehearsal), rehearsal.now)
             left = path_of(f"run {row.run_id}", events, self._load, state)
-            right = self._path(rehearsal, left, state, point, asked)
+            right = self._path(rehearsal, left, state, events, point, asked)
             unanswered = [call_of(one.number, *described(one)) for one in rehearsal.questions]
         finally:
             machine.close()
@@ -317,12 +319,17 @@ class Forks:
             raise InvalidInput(f"input={shown(given)}: the arguments of agent {agent.name} by name, such as {{'order': 'o-7'}}")
         return agent.bind((), given)
 
-    def _path(self, rehearsal: Rehearsal, recorded: CallPath, state: RunState, point: int, asked: Usage) -> CallPath:
-        # A call that had ended at the point is the same on both sides. The rehearsal knows all others.
-        calls = {call.call: call for call in recorded.calls if call.call in rehearsal.ended}
+    def _path(
+        self, rehearsal: Rehearsal, recorded: CallPath, state: RunState, events: Sequence[Event], point: int, asked: Usage
+    ) -> CallPath:
+        # A call that had ended at the point, or that an earlier life made, is the same on both sides. The rehearsal knows
+        # all others.
+        life = rehearsal.machine.life
+        earlier = fold(event for event in events if event.seq < life).numbers if life else 0
+        calls = {call.call: call for call in recorded.calls if call.call in rehearsal.ended or call.call <= earlier}
         kept = [number for number in calls if number not in rehearsal.taken]
         for number, taken in sorted(rehearsal.taken.items()):
-            call = call_of(number, taken.kind, taken.name, taken.args)
+            call = structs.replace(call_of(number, taken.kind, taken.name, taken.args), effect=taken.effect)
             calls[number] = call if taken.answer is None or taken.source is None else answered(call, taken.answer, taken.source)
         again = [one.recorded for one in rehearsal.taken.values() if one.recorded is not None and one.source == "recorded"]
         output: Any = None
@@ -467,6 +474,8 @@ def _status(rehearsal: Rehearsal) -> ForkStatus:
         case Cancelled():
             return "cancelled"
         case None:
+            if rehearsal.machine.left:
+                return "checkpoint"
             return "stopped" if rehearsal.questions else "waiting"
 
 

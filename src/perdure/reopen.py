@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct, UnsetType
+from msgspec import Struct, UnsetType, structs
 
 from perdure import shell
 from perdure.agent import Agent
@@ -36,14 +36,28 @@ from perdure.core.identity import undo_id, undone_by
 from perdure.core.machine import AskApproval, Asked, CallTool, Command, Failed, Finish, StartChild, Succeeded
 from perdure.core.prompt_deltas import is_request
 from perdure.core.rehearsal import check_edit
-from perdure.core.reopen import reopening, retry_point
-from perdure.core.replay import Frontier, asked_words
-from perdure.core.state import FINISHED, CallState, RunState, fold, is_certain_end, is_repeatable
+from perdure.core.reopen import Reopening, reopening, retry_point
+from perdure.core.replay import Frontier, args_words, asked_words, completion_of, replay
+from perdure.core.state import (
+    FINISHED,
+    AskState,
+    CallState,
+    ChildState,
+    Happened,
+    RunState,
+    added,
+    fold,
+    happened,
+    is_certain_end,
+    is_repeatable,
+    is_repeatable_class,
+)
 from perdure.core.taken_back import check_not_taken_back
 from perdure.engine.api import Reading, no_such_run
 from perdure.engine.local import sandbox
 from perdure.errors import AlreadyRunning, Conflict, Diverged, InvalidInput
 from perdure.inspect.branches import asked_in_all_branches
+from perdure.inspect.cost import BudgetView, budget_view
 from perdure.inspect.resuming import open_call_words
 from perdure.store.api import NewFork, Reopen, RunRow, undone
 
@@ -61,6 +75,18 @@ class ReopenedCall(Struct, frozen=True):
     state: str  # "completed", "failed", "in_doubt" …
     key: str
     undo: bool | None = None  # only for superseded calls: does the tool have a compensate hook? None: not known
+    happened: Happened = "no"  # has it changed something outside? "no" for reads and requests to models, too
+    args: str = ""  # its arguments as JSON, cut
+    next: bool = False  # the agent makes this superseded call again first: it is in `Reopened.next` or in `Reopened.reused`
+
+
+class ReopenedChild(Struct, frozen=True):
+    """A child that was started after the event from which the run goes on. It has ended, or its run is ended by force."""
+
+    call: int
+    run_id: str
+    agent: str
+    status: str | None  # "succeeded", "failed" or "cancelled"; None: the run was not told how it ended
 
 
 class Reopened(Struct, frozen=True):
@@ -80,6 +106,15 @@ class Reopened(Struct, frozen=True):
     used: Usage  # what the run has used so far
     children: list[Reopened]  # the children that go on too
     added: Limits | None = None  # what is added to the run's own budget
+    superseded_children: list[ReopenedChild] = []  # as `superseded`; what they did stays too
+    reused: list[str] = []  # superseded calls that the agent asks for first: their outcomes are used, and nothing is sent
+    # New calls that the agent asks for first, if a superseded call of the same tool has happened or may have happened: one more effect.
+    twice: list[str] = []
+    fails: str | None = None  # the failure with which the run ends again at once, before it makes any call
+    withdrawn: list[str] = []  # approvals after `back_to` that were not used yet: they are withdrawn
+    calls: int = 0  # how many calls the run has made so far
+    may_cost: Usage = Usage()  # the declared `cost=` of the calls that will run first, together
+    budgets: list[BudgetView] = []  # the budgets that apply to the run, without what is added now
 
 
 class LiveFork(Struct, frozen=True):
@@ -97,6 +132,11 @@ class LiveFork(Struct, frozen=True):
     twice: list[str]  # what may happen twice, in words
     next: list[str]  # what the fork's agent asks for first
     edits: list[int]
+    done_children: list[ReopenedChild] = []  # as `done`
+    reused: list[str] = []  # as in `Reopened`
+    used: Usage = Usage()  # what the parent has used so far
+    may_cost: Usage = Usage()  # as in `Reopened`
+    budget: Limits | None = None  # the budget of the fork, which has used nothing of it
 
 
 class ForkPlan(Struct, frozen=True):
@@ -234,6 +274,7 @@ class Planner:
         events = [event for event in recorded.events if event.seq <= row.seq]
         check_copies(events)
         before = fold(events)
+        spent = before.used  # `live_fork` changes the state
         changed = {number: edited_result(before, number, value) for number, value in edits.items()}
         point = fork_point(run_id, events, at, list(changed))
         check_not_taken_back(before, point, self._load)
@@ -257,13 +298,20 @@ class Planner:
         fork.state.version = agent.version
         frontier = agent.replayed(fork.state, fork.events, packing.load, self._max_steps, history(fork.events, state=fork.state))
         self._check_edits(changed, agent, fork, frontier, packing.load)
+        pending = self._ahead(agent, fork.state, fork.events, packing.load, frontier, fresh=False)
+        first = _first(pending, fork.state, fresh=False)
         found = LiveFork(
             *(new_id, run_id, point, row.version, agent.version),
             kept=len(fork.reopening.kept),
             done=[_call(call) for call in fork.reopening.superseded],
             twice=list(_twice(row, fork)),
-            next=list(_next(frontier, fork.state, fresh=False)),
+            next=first.run,
             edits=sorted(changed),
+            done_children=[_child(child) for child in fork.reopening.superseded_children],
+            reused=first.reused,
+            used=spent,
+            may_cost=_may_cost(pending, frontier, fork.state, fresh=False),
+            budget=fork.state.budget,
         )
         return ForkPlan(found, new_fork(recorded, fork.state, fork.events, None, packing))
 
@@ -294,6 +342,9 @@ class Planner:
             raise undone(row.run_id, "it cannot go on")
         events = self._reading.read(row.run_id)
         state = fold(events)
+        if state.seq != row.seq:
+            # The row says which version has driven the run, and decides which code is checked: it must not be older.
+            raise Conflict(f"run {row.run_id} has moved on while its journal was read, so nothing was written; try again")
         back_to = retry_point(events, state) if to is None else to
         by, reason, fresh, add = draft.by, draft.reason, draft.fresh, draft.adding.get(row.run_id)
         ended = self._ended_meanwhile(state)
@@ -302,9 +353,13 @@ class Planner:
         if found.over is not None:
             draft.over.append(found.over)
         kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes
+        left = [_child(child) for child in found.superseded_children]
+        withdrawn = [_withdrawn(state.asks[number]) for number in found.withdrawn]
         bodies, frontier, state, whole = self._fitting(agent, row, events, state, found.bodies, by, reason)
         version = agent.version if agent.version != row.version else None
-        hooks = self._hooks(agent, state, whole, frontier, found.superseded)
+        pending = self._ahead(agent, state, whole, self._load, frontier, fresh)
+        hooks = self._hooks(agent, state, whole, [*frontier.calls.values(), *pending], found.superseded)
+        first = _first(pending, state, fresh)
         draft.runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
         return Reopened(
             row.run_id,
@@ -313,14 +368,22 @@ class Planner:
             agent.version,
             kept=kept,
             again=again,
-            superseded=[_call(call, hooks.get(call.number)) for call in found.superseded],
+            superseded=[_call(call, hooks.get(call.number), call.number in first.numbers) for call in found.superseded],
             open=[open_call_words(call, frontier, state, max_asks=self._max_asks, now=self._now) for _, call in sorted(state.open.items())],
-            next=list(_next(frontier, state, fresh)),
+            next=first.run,
             used=state.used,
             children=[
                 self._reopened(self._row(child), None, self._agent_of_child(child, frontier, state), draft) for child in found.children
             ],
             added=add,
+            superseded_children=left,
+            reused=first.reused,
+            twice=list(_one_more(pending, state, found, first.numbers)),
+            fails=first.fails,
+            withdrawn=withdrawn,
+            calls=sum(call.begun and not call.inherited for call in state.calls.values()),
+            may_cost=_may_cost(pending, frontier, state, fresh),
+            budgets=[budget_view(ledger) for ledger in self._reading.ledgers(row.run_id)],
         )
 
     def _fitting(
@@ -369,16 +432,45 @@ class Planner:
         whole = [*events, *written]
         return bodies, agent.replayed(state, whole, self._load, self._max_steps, history(whole, state=state)), state, whole
 
+    def _ahead(
+        self,
+        agent: Agent[Any, Any],
+        state: RunState,
+        events: Sequence[Event],
+        load: Callable[[Payload], bytes],
+        frontier: Frontier,
+        fresh: bool,
+    ) -> list[Command]:
+        """What the agent asks for at the frontier. If outcomes are used again: also what it asks for after these outcomes."""
+        pending = [command for _, command in frontier.pending]
+        if not any(_is_used_again(command, state, fresh) for command in pending):
+            return pending
+        machine = agent.machine_of(state, load, self._max_steps)
+        try:
+            pending = [command for _, command in replay(machine, events, load, past=history(events, state=state)).pending]
+            for command in pending:  # it grows: each outcome may lead to more commands
+                if not isinstance(command, Asked) or not _is_used_again(command, state, fresh):
+                    continue
+                for end in machine.earlier.outcomes.get(command.number, ()):
+                    completion = completion_of(end, load)
+                    if completion is None or machine.finished or machine.left or command.number not in machine.waits_for:
+                        continue
+                    machine.cause, machine.source = events[-1].seq, end.seq
+                    pending += machine.deliver(self._now, completion)
+        finally:
+            machine.close()
+        return pending
+
     def _hooks(
-        self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event], frontier: Frontier, superseded: Sequence[CallState]
+        self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event], known: Sequence[Command], superseded: Sequence[CallState]
     ) -> dict[int, bool]:
         """Number of a superseded call → does its tool have a compensate hook in this code?"""
         found: dict[str, set[bool]] = {}
-        for asked in frontier.calls.values():
+        for asked in known:
             if isinstance(asked, CallTool):
                 found.setdefault(asked.tool.name, set()).add(asked.tool.compensator is not None)
         if all(len(found.get(call.tool, ())) == 1 for call in superseded):
-            # The agent has called these tools before the point, too. So the superseded events need not be replayed.
+            # The agent calls these tools before the point, or next. So the superseded events need not be replayed.
             return {call.number: True in found[call.tool] for call in superseded}
         everything = asked_in_all_branches(agent, state, events, self._load, self._max_steps)
         return {number: call.tool.compensator is not None for number, call in everything.items() if isinstance(call, CallTool)}
@@ -424,16 +516,32 @@ def _check_forks(row: RunRow) -> None:
 def _twice(row: RunRow, fork: Forked) -> Iterator[str]:
     """What may happen twice: in the run that was forked, and in the fork."""
     for call in fork.reopening.superseded:
-        if call.phase == "completed" and call.effect != "read":
-            yield (
-                f"call {call.number} {call.tool} ({call.effect}) has happened in {row.run_id}: its result is used if the fork makes the same call; "
-                "with other arguments the fork makes one more"
-            )
-        elif call.phase == "failed" and is_repeatable(call) and call.effect != "read":
-            yield f"call {call.number} {call.tool} ({call.effect}) failed in {row.run_id}: if the fork makes it and {row.run_id} is retried, both make it"
+        what = f"call {call.number} {call.tool} ({call.effect})"
+        match happened(call):
+            case "yes":
+                yield (
+                    f"{what} has happened in {row.run_id}: its result is used if the fork makes the same call; with other arguments the fork "
+                    "makes one more"
+                )
+            case "maybe" if is_repeatable_class(call):
+                yield f"{what} may have happened in {row.run_id}: if the fork makes it too, it happens in both"
+            case "maybe":
+                yield (
+                    f"{what} failed in {row.run_id}, and may have happened: its failure is used if the fork makes the same call; with other "
+                    "arguments the fork makes one more"
+                )
+            case "no":
+                if call.phase == "failed" and call.effect != "read" and not call.of_model:
+                    yield f"{what} failed in {row.run_id}: if the fork makes it and {row.run_id} is retried, both make it"
+    superseded = {child.number for child in fork.reopening.superseded_children}
     for child in fork.state.children.values():
         if child.asked_seq > fork.reopening.back_to and child.ended is None:
             yield f"child {child.run_id} has not ended: if the fork starts it too, what it does happens twice"
+        elif child.number in superseded:
+            yield (
+                f"child {child.run_id} ({child.agent}) has run: its outcome is used if the fork starts the same child; with another input the "
+                "fork starts one more"
+            )
     if row.status not in FINISHED:
         yield f"run {row.run_id} is {row.status.replace('_', ' ')} and goes on too: a call that both make from here on happens in both"
     elif row.status != "succeeded":
@@ -449,33 +557,95 @@ def _would_be(events: Sequence[Event], bodies: Sequence[_Body], now: int, epoch:
     ]
 
 
-def _call(call: CallState, undo: bool | None = None) -> ReopenedCall:
+def _call(call: CallState, undo: bool | None = None, next: bool = False) -> ReopenedCall:
     effect = "model" if is_request(call.args) else call.effect
-    return ReopenedCall(call.number, call.tool, effect, call.phase, call.key, undo)
+    return ReopenedCall(call.number, call.tool, effect, call.phase, call.key, undo, happened(call), args_words(call.args), next)
 
 
-def _next(frontier: Frontier, state: RunState, fresh: bool) -> Iterator[str]:
-    """What the agent asks for at the frontier, in words."""
-    for _, command in frontier.pending:
+def _child(child: ChildState) -> ReopenedChild:
+    return ReopenedChild(child.number, child.run_id, child.agent, None if child.ended is None else child.ended.status)
+
+
+class _First(Struct, frozen=True):
+    """What the agent asks for first, in words."""
+
+    run: list[str] = []  # what is done
+    reused: list[str] = []  # superseded calls whose outcomes are used: nothing is sent
+    numbers: set[int] = set()  # the calls of both
+    fails: str | None = None  # the run ends with this failure, and no call is made before
+
+
+def _first(pending: Sequence[Command], state: RunState, fresh: bool) -> _First:
+    first = _First()
+    for command in pending:
         words = _words(command)
-        if words is not None:
-            if isinstance(command, Asked) and command.number <= state.numbers:
-                words = f"{words}: {_made_before(state.calls.get(command.number), fresh)}"
-            yield words
+        if words is None:
+            continue
+        if isinstance(command, Asked):
+            first.numbers.add(command.number)
+            call = state.calls.get(command.number)
+            if _is_used_again(command, state, fresh):
+                first.reused.append(words + ("" if call is None or call.phase == "completed" else ": its failure"))
+                continue
+            if call is not None:
+                words = f"{words}: {_made_before(call)}"
+        first.run.append(words)
+    ends = [command.outcome.failure for command in pending if isinstance(command, Finish) and isinstance(command.outcome, Failed)]
+    if ends and len(first.run) == 1 and not state.open:
+        return structs.replace(first, fails=f"{ends[0].type}: {ends[0].message}")
+    return first
 
 
-def _made_before(call: CallState | None, fresh: bool) -> str:
-    """In words: what happens with a superseded call that the agent requests again."""
-    if call is None or (call.phase == "completed" and not (fresh and call.effect == "read")):
-        return "made before, its outcome is used again"
+def _may_cost(pending: Sequence[Command], frontier: Frontier, state: RunState, fresh: bool) -> Usage:
+    """The declared cost of the calls that will run first, and of the open calls, together."""
+    asked = [command for command in pending if not _is_used_again(command, state, fresh)]
+    asked += [frontier.calls[number] for number in state.open if number in frontier.calls]
+    total = Usage()
+    for command in asked:
+        if isinstance(command, CallTool) and command.tool.estimate is not None:
+            total = added(total, command.tool.estimate)
+    return structs.replace(total, model=None)
+
+
+def _withdrawn(ask: AskState) -> str:
+    state = "is still pending" if ask.outcome is None else f"was granted by {ask.by}, and not used yet"
+    return f"call {ask.number}, approval {ask.request.approval} ({ask.request.action}) {state}"
+
+
+def _one_more(pending: Sequence[Command], state: RunState, found: Reopening, again: set[int]) -> Iterator[str]:
+    """For each new call among these: the superseded calls of its tool that have happened, or may have happened."""
+    for command in pending:
+        if not isinstance(command, CallTool | StartChild) or command.number <= state.numbers:
+            continue
+        if isinstance(command, StartChild):
+            for child in found.superseded_children:
+                if child.agent == command.agent.name and child.number not in again:
+                    yield f"child {child.run_id} ({child.agent}) was started already with another input: child {command.number} is one more"
+            continue
+        for call in found.superseded:
+            if call.tool == command.tool.name and call.number not in again and (was := happened(call)) != "no":
+                verb = "was made already" if was == "yes" else "may have been made already"
+                yield f"{call.tool} {verb} with {args_words(call.args)} (call {call.number}): call {command.number} is one more"
+
+
+def _is_used_again(command: Command, state: RunState, fresh: bool) -> bool:
+    """Is this a superseded call whose recorded outcome is used, so that nothing is sent?"""
+    if not isinstance(command, Asked) or command.number > state.numbers:
+        return False
+    call = state.calls.get(command.number)
+    if call is None:
+        return True  # an approval or a child
+    if call.phase == "completed":
+        return not (fresh and call.effect == "read")
+    return call.inherited or (call.phase == "failed" and is_certain_end(call))
+
+
+def _made_before(call: CallState) -> str:
+    """In words: what happens with a superseded call that the agent requests again, if its outcome is not used."""
     if call.phase == "completed":
         return "made before, and made again"
-    if call.inherited:
-        return "made before, its failure is used again"
     if call.phase != "failed":
         return "made before, and may have happened: this doubt is settled first"
-    if is_certain_end(call):
-        return "made before, its failure is used again"
     return (
         "failed before, and is attempted again"
         if is_repeatable(call)

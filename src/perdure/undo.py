@@ -21,12 +21,10 @@ from perdure.core import codec
 from perdure.core.approval import Vote
 from perdure.core.codec import Payload
 from perdure.core.events import ChildFinished, Effect, Event, RunCreated
-from perdure.core.failures import IN_DOUBT_KINDS
 from perdure.core.identity import KEY_SCHEME, undo_id, undone_by
 from perdure.core.machine import Asked, CallTool, StartChild
-from perdure.core.prompt_deltas import is_request
-from perdure.core.state import CallState, RunState, fold
-from perdure.core.taken_back import taken_back
+from perdure.core.state import CallState, RunState, fold, happened, is_repeatable_class
+from perdure.core.taken_back import UNDO, taken_back
 from perdure.engine.api import AskReading, Engine, Reading, no_such_run
 from perdure.engine.clock import Clock
 from perdure.engine.local import sandbox
@@ -218,17 +216,18 @@ class _Surveyor:
 
     def _judge(self, run_id: str, call: CallState, tool: Tool[..., Any] | None) -> _Found | None:
         """The call, and the hook that undoes it. None if there is nothing to undo."""
-        if call.effect == "read" or is_request(call.args):
-            return None  # a request to a model changes nothing
-        happened, why, hook = call.phase == "completed", _doubt(call), None
-        if not happened and why is None:
+        certain, why, hook = happened(call), None, None
+        if certain == "no" or (certain == "maybe" and call.tool.endswith(UNDO) and is_repeatable_class(call)):
+            # The second case: a plan has called this hook to undo a call, and it failed. The undo calls the hook again.
             return None
         arguments, result = self._value(call.args), self._value(call.result)
-        if happened:
+        if certain == "yes":
             hook, why = _hook(call, tool, arguments, result)
+        else:
+            why = _doubt(call)
         return _Found(
-            Deed(run_id, call.number, call.tool, call.effect, arguments, result, at=call.last_ts, why=why, in_doubt=not happened),
-            happened,
+            Deed(run_id, call.number, call.tool, call.effect, arguments, result, at=call.last_ts, why=why, in_doubt=certain == "maybe"),
+            certain == "yes",
             hook,
         )
 
@@ -258,21 +257,11 @@ def _hook(call: CallState, tool: Tool[..., Any] | None, arguments: Any, result: 
     return hook, None
 
 
-def _doubt(call: CallState) -> str | None:
-    """Why a call that did not complete may have happened; None if the call certainly did not happen."""
-    if call.effect == "transaction" or call.attempt == 0:
-        return None
-    if not call.ended:
-        unsettled = call.doubtful or call.phase in ("started", "in_doubt")
-        return f"it may have happened: {call.doubt or 'the run was ended while it was under way'}" if unsettled else None
-    failure = call.failure
-    if call.phase == "failed" and failure is not None and call.resolved_by is None:
-        # An `idempotent` call is made again without asking whether the last attempt happened. So if an attempt was cut
-        # off, its outcome is not known.
-        cut_off = failure.kind in IN_DOUBT_KINDS or failure.kind == "cancelled"
-        if call.doubtful or (cut_off and call.effect == "idempotent"):
-            return f"it failed, but it may have happened: {failure.type}: {failure.message}"
-    return None
+def _doubt(call: CallState) -> str:
+    """Why a call that did not complete may have happened."""
+    if call.ended and call.failure is not None:
+        return f"it failed, but it may have happened: {call.failure.type}: {call.failure.message}"
+    return f"it may have happened: {call.doubt or 'the run was ended while it was under way'}"
 
 
 # -- the run that undoes ----------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_events_before_a_checkpoint_stay_while_a_worker_holds_the_run(world: Wor
     before = world.peek()[1]
     assert sum(isinstance(event.body, CheckpointTaken) for event in before) == 1
     code, said = prune(RUN)
-    assert (code, f"run {RUN} is held by a worker; nothing was removed" in said) == (2, True), said
+    assert (code, f"run {RUN} is held by a worker; nothing was removed: try again when it rests" in said) == (2, True), said
     code, said = prune("--older-than", "0s")
     assert (code, said.startswith("removed 0 events")) == (0, True), said
     with world.journal.reading() as store:
@@ -134,6 +134,14 @@ def test_events_before_a_checkpoint_stay_while_a_worker_holds_the_run(world: Wor
     assert world.peek()[1] == before
     os.kill(worker, signal.SIGKILL)
     assert world.wait(worker) == KILLED
+    code, said = prune(RUN)
+    assert (
+        code,
+        f"that worker is dead or silent; take the run over, then try again when it rests: perdure resume {RUN} --url" in said,
+    ) == (
+        2,
+        True,
+    ), said
     check_once(world, world.rest("lives", "keyed"), "keyed", checkpoints=2)
     code, said = prune(RUN)
     assert (code, said.startswith("removed ")) == (0, True), said

@@ -632,6 +632,8 @@ def test_resume_uses_recorded_code_only_from_below_here_or_beside_the_database(s
     url = f"sqlite:///{elsewhere}/perdure.db"
     refused = shop.refusal("replay", "r-1", "--url", url, cwd=elsewhere)
     assert refused.endswith(f"look at it, then: perdure replay r-1 {typed} --url {url}")
+    refused = shop.refusal("inspect", "r-1", "--at", "2", "--all-frames", cwd=elsewhere)
+    assert refused.endswith(f"look at it, then: perdure inspect r-1 {typed} --at 2 --all-frames")
     assert shop.ledger == []
     assert shop("resume", "r-1", f"{shop.folder}/shop.py:shop", cwd=elsewhere).stdout == "charged 5\n"
 

@@ -161,6 +161,26 @@ def test_prepared_answers_are_read_from_a_file(shop: Desk) -> None:
     assert shop.json("fork", "r", "--edit", "1=700", "--answers", "answers.json")["output"] == "fine"
 
 
+def test_why_of_a_stored_fork_names_the_live_fork_with_the_same_changes(shop: Desk) -> None:
+    def live(run_id: str) -> tuple[str, str]:
+        return next((step["command"], step["does"]) for step in shop.json("why", run_id)["next"] if "--live" in step["command"])
+
+    assert shop("fork", "r", "--edit", "1=700", "--id", "f")[0] == 0
+    assert live("f") == ("perdure fork r --at 3 --edit 1=700 --live", "the same with effects: it shows first what may happen twice")
+    assert "--edit and --input as the rehearsal (perdure why f names them)" in shop("resume", "f")[2]
+    # The command works as it is.
+    code, out, err = shop(*live("f")[0].split()[1:], "--id", "l", "--dry-run")
+    assert (code, err) == (0, "")
+    assert out.startswith("run l goes on from event 3 of run r, WITH effects")
+    assert shop("fork", "r", "--input", '{"order": "o 8"}', "--id", "g")[0] == 0
+    assert """--input '{"order":"o 8"}' --live""" in live("g")[0]
+    # A value that is too long for a command, or an edit that the agent never got, is left to the person.
+    assert shop("fork", "r", "--input", json.dumps({"order": "o" * 200}), "--edit", "1=700", "--at", "2", "--id", "h")[0] == 0
+    command, does = live("h")
+    assert command == "perdure fork r --at 2 --edit 1=JSON --input JSON --live"
+    assert does.startswith("the same with effects (put in the edited result of call 1 and its input again)")
+
+
 def test_a_stored_fork_is_a_run_that_every_page_reads_and_nothing_drives(shop: Desk) -> None:
     ledger = shop.ledger
     code, out, err = shop("fork", "r", "--edit", "1=700", "--id", "f", "--by", "ann", "--reason", "what if")
@@ -368,8 +388,9 @@ def test_another_model_is_asked_and_prepared_answers_let_the_run_go_on(till: Des
     (till.folder / "prompt").write_text("be generous")
     (till.folder / "answers.json").write_text('[{"tool": "pay", "result": "paid 900"}]')
     lines = till.json("whatif", "shop.py:till", "--answers", "answers.json")
-    assert verdicts(lines)["r-3"] == "other_path"
-    assert till("whatif", "shop.py:till", "--answers", "answers.json")[0] == 0
+    assert verdicts(lines) == {f"r-{number}": "would_call" if number == 3 else "same" for number in range(5)}
+    assert next(line for line in lines if line.get("run_id") == "r-3")["now"] == 'succeeded with "ok"'
+    assert till("whatif", "shop.py:till", "--answers", "answers.json")[0] == 7
     (till.folder / "prompt").write_text("be kind")
     till.json("whatif", "shop.py:till", "--set-model", "other", "--limit", "1")
     assert till.ledger[-1] == "asked other"
@@ -475,3 +496,19 @@ def until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_changed_payment_counts_also_if_a_stand_in_answers_it(till: Desk) -> None:
+    shop = till.folder / "shop.py"
+    shop.write_text(
+        SHOP.replace(
+            '@tool(effect="once")\nasync def odd',
+            "@pay.simulate\ndef _(cents: int) -> str:\n    return f'paid {cents}'\n\n@tool(effect=\"once\")\nasync def odd",
+        )
+    )
+    assert till("whatif", "shop.py:till")[0] == 0
+    (till.folder / "prompt").write_text("be generous")
+    assert verdicts(till.json("whatif", "shop.py:till"))["r-3"] == "would_call"
+    code, out, _ = till("whatif", "shop.py:till")
+    assert (code, 'would call pay(cents=900, order="o-3"); succeeded with "ok"' in out) == (7, True), out
+    assert set(till.ledger) == {"asked cashier"}

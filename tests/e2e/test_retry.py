@@ -91,6 +91,27 @@ async def saver(run: Run) -> str:
     await pay(1)
     return await pay(2)
 
+@tool(effect="keyed", cost=0.25)
+async def order_goods(n: int, call: Call) -> str:
+    note(f"order_goods {n}")
+    return f"ordered {n}"
+
+@tool(effect="once", approval=True)
+async def refund(n: int) -> str:
+    note(f"refund {n}")
+    return "refunded"
+
+@agent(version="1", budget=Budget(usd=2, calls=9))
+async def buyer(run: Run) -> str:
+    await order_goods(1)
+    await look("x")
+    return await order_goods(2)
+
+@agent(version="1")
+async def refunder(run: Run) -> str:
+    await pay(1)
+    return await refund(100)
+
 @agent(version="1")
 async def holding(run: Run) -> str:
     return await spender()
@@ -208,11 +229,94 @@ def test_a_bug_after_paid_steps_is_fixed_and_the_new_code_goes_on(desk: Desk) ->
     assert command is not None, different
     preview = desk(*command[1].split(), "--dry-run")
     assert "version 2 instead of version 1" in preview
-    assert "call 4 mail (once): completed; its tool has no undo" in preview
+    assert 'call 4 mail (once): completed; its tool has no undo; made with {"to":"bob"}\n' in preview
     assert 'will run:\n    call 5: mail({"to":"ann"})\n' in preview
-    assert "perdure resume o1 fixed.py:order" in desk(*command[1].split(), "--yes", "--reason", "fixed")
+    # The refusal that proposes the rewind, and the end of its preview, say that the mail goes out once more.
+    assert "(made since then: mail (call 4); with other arguments this code makes one more)" in different
+    assert preview.endswith('  may happen twice:\n    mail was made already with {"to":"bob"} (call 4): call 5 is one more\n')
+    assert desk.lines(*command[1].split(), "--dry-run")[0]["twice"] == [
+        'mail was made already with {"to":"bob"} (call 4): call 5 is one more'
+    ]
+    done = desk.run(*command[1].split(), "--yes", "--reason", "fixed")
+    assert (done.stderr, "perdure resume o1 fixed.py:order" in done.stdout) == (preview, True), "with --yes the preview is shown too"
     assert desk("resume", "o1", "fixed.py:order") == "end\n"
     assert desk.ledger == ["pay 0", "pay 1", "pay 2", "mail bob", "mail ann"]
+
+
+def test_a_retry_that_would_only_repeat_its_failure_is_refused(desk: Desk) -> None:
+    for run_id in ("o1", "o2"):
+        desk.failed("order", run_id)
+    refused = desk.refusal("retry", "o1", "--yes")
+    assert "run o1 fails again with this code, before it makes any call: KeyError: 'bug'; nothing was written; change the code" in refused
+    assert "KeyError" in desk.lines("retry", "o1", "--dry-run")[0]["fails"]
+    assert [line["refused"][:6] for line in map(json.loads, desk.run("retry", "o1", "o2", "--yes", "--json").stdout.splitlines())] == [
+        "run o1",
+        "run o2",
+    ]
+    assert {row["status"] for row in desk.lines("list")} == {"failed"}
+
+
+def test_the_preview_goes_on_with_outcomes_that_are_used_again_and_lists_them_once(one: Desk) -> None:
+    one.failed("order", "o1")
+    preview = one("rewind", "o1", "--to", "2", "fixed.py:order", "--dry-run")
+    assert [line.strip() for line in preview.splitlines()[1:]] == [
+        "kept, and not made again: 0 calls with a result",
+        "used again, and nothing is sent:",
+        *(f'call {n + 1}: pay({{"n":{n}}})' for n in range(3)),
+        "will run:",
+        'call 5: mail({"to":"ann"})',
+        "made before, and not known to the agent any more (the same call again: its recorded result is used; with other arguments: one more):",
+        'call 4 mail (once): completed; its tool has no undo; made with {"to":"bob"}',
+        "used so far, and not refunded: 4 calls",
+        "may happen twice:",
+        'mail was made already with {"to":"bob"} (call 4): call 5 is one more',
+    ]
+    one("rewind", "o1", "--to", "2", "fixed.py:order", "--yes")
+    one("resume", "o1", "fixed.py:order")
+    assert one.ledger == ["pay 0", "pay 1", "pay 2", "mail bob", "mail ann"]
+
+
+def test_the_preview_says_what_was_used_what_may_be_used_and_what_is_left(desk: Desk) -> None:
+    desk.put("down")
+    desk.failed("buyer", "b1")
+    preview = desk("rewind", "b1", "--to", "2", "--fresh", "--dry-run")
+    said = "used so far, and not refunded: 2 calls, $0.25\n  its own budget: $0.25 of $2.00, "
+    assert said in preview, preview
+    assert "may cost" not in preview, "the first payment is used again, and the read has no cost"
+    shop = (desk.folder / "shop.py").read_text()
+    (desk.folder / "shop.py").write_text(shop.replace("await order_goods(1)", "await order_goods(3)"))
+    preview = desk("rewind", "b1", "--to", "2", "--dry-run")
+    assert "$0.25\n  what will run first may cost: $0.25\n  its own budget: $0.25 of $2.00, " in preview
+    assert desk.lines("rewind", "b1", "--to", "2", "--dry-run")[0]["may_cost"]["usd_micros"] == 250_000
+    forked = desk("fork", "b1", "--at", "2", "--live", "--dry-run")
+    assert (
+        "run b1 has used so far: $0.25\n  what will run first may cost: $0.25\n  its own budget, of which nothing is used: $2.00" in forked
+    )
+
+
+def test_the_preview_says_that_a_granted_approval_is_withdrawn(desk: Desk) -> None:
+    desk("run", "shop.py:refunder", "--id", "r1", "--no-wait", code=3)
+    assert "withdrawn, so that the agent has to ask again:\n    call 2, approval " in desk("rewind", "r1", "--to", "2", "--dry-run")
+    approval = desk.lines("approvals")[0]["approval"]
+    desk("approve", approval, "--by", "ann")
+    preview = desk("rewind", "r1", "--to", "2", "--dry-run")
+    assert f"    call 2, approval {approval} (refund) was granted by ann, and not used yet\n" in preview
+    desk("rewind", "r1", "--to", "2", "--yes")
+    desk("resume", "r1", "--no-wait", code=3)
+    assert desk.ledger == ["pay 1"]
+    assert desk.lines("approvals")[0]["approval"] != approval
+
+
+def test_the_reason_of_a_refusal_comes_before_the_question_for_a_terminal(one: Desk) -> None:
+    one("run", "fixed.py:order", "--id", "done")
+    assert "has succeeded" in one.refusal("rewind", "done", "--to", "3")
+    assert "has succeeded" in one.refusal("retry", "done")
+    assert one.run("retry", "--where", "agent:nosuch").stderr == "no runs that match\n"
+    one.put("down")
+    one.failed("reader", "r1")
+    assert "has no event 99" in one.refusal("rewind", "r1", "--to", "99")
+    for words in (("rewind", "r1", "--to", "3"), ("retry", "r1"), ("retry", "--where", "agent:reader")):
+        assert "this is no terminal" in one.refusal(*words)
 
 
 def test_a_cancelled_run_goes_on_after_all(desk: Desk) -> None:
@@ -331,7 +435,7 @@ def test_what_cannot_be_reopened_is_refused_with_one_line(one: Desk) -> None:
     assert "belongs to agent 'fan'" in one.refusal("retry", "f1", "shop.py:order", "--yes")
     (one.folder / "broken.py").write_text("import nosuch_module\n")
     assert "No module named" in one.refusal("retry", "f1", "broken.py:fan", "--yes")
-    assert "--dry-run" in one.refusal("retry", "f1"), "it is no terminal, and there is no --yes"
+    assert "--dry-run" in one.refusal("rewind", "f1", "--to", "6"), "it is no terminal, and there is no --yes"
     one("rewind", "f1", "--to", "6", "--yes")
     assert "event was superseded" in one.refusal("rewind", "f1", "--to", "8", "--yes")
     assert "it is ready already" in one.refusal("retry", "f1", "--yes")
@@ -390,7 +494,7 @@ def test_on_a_terminal_the_preview_comes_first_and_no_is_the_default(one: Desk) 
     assert code == 2
     assert "nothing was written" in said
     assert said.index("kept, and not made again: 2 calls") < said.index("[y/N]")
-    assert "call 3 pay (keyed): completed; its tool has an undo" in said
+    assert 'used again, and nothing is sent:\n    call 3: pay({"n":2})\n    call 4: mail({"to":"bob"})\n' in said
     assert one.show("o1")["status"] == "failed"
     one.failed("spender", "s1")
     code, said = typed(one, "n\n", "retry", "s1", "--add-calls", "2")
@@ -412,7 +516,8 @@ def test_a_yes_to_an_old_preview_writes_nothing(one: Desk) -> None:
 
 
 def test_two_people_at_once_reopen_the_run_once(one: Desk) -> None:
-    one.failed("order", "o1")
+    one.put("down")
+    one.failed("reader", "o1")
     both = [
         forked.Popen(
             [sys.executable, "-m", "perdure", "retry", "o1", "--yes", "--by", who],
@@ -472,13 +577,36 @@ def test_a_query_raises_the_budget_of_each_run_and_lists_the_runs_that_have_none
 
 
 def test_a_query_without_a_status_leaves_cancelled_runs_alone(one: Desk) -> None:
-    one.failed("order", "o1")
+    one.put("down")
+    one.failed("reader", "o1")
     one("run", "shop.py:waiter", "--id", "w1", "--no-wait", code=3)
     one("cancel", "w1")
     one("resume", "w1", code=5)
     assert [found["run_id"] for found in one.lines("retry", "--where", "id:*1", "--yes")] == ["o1"]
     assert [found["run_id"] for found in one.lines("retry", "--where", "id:*1", "--dry-run", "--yes")] == []
     assert [found["run_id"] for found in one.lines("retry", "--where", "id:*1 status:cancelled", "--yes")] == ["w1"]
+
+
+def test_a_dry_run_of_many_runs_shows_equal_plans_and_equal_refusals_once(one: Desk) -> None:
+    one.put("down")
+    for number in range(8):
+        one.failed("reader", f"r{number}")
+    one.failed("reader", "other", "what=y")
+    for number in range(3):
+        one.failed("order", f"o{number}")
+    lines = one("retry", "--where", "agent:reader", "--dry-run").splitlines()
+    assert [line.strip() for line in lines if "run other" in line or "run r" in line or "more" in line] == [
+        "run other goes on from event 5, with version 1, as before",
+        "the same for 8 more runs: r7, r6, r5, r4, r3 …",
+    ], "what a call is given is the same plan, if it is only attempted again"
+    assert sum("call 2 look is made again" in line for line in lines) == 1
+    assert lines[-1] == "9 runs can be retried"
+    refused = one.run("retry", "--where", "agent:order", "--yes")
+    assert [line.strip()[:60] for line in refused.stderr.splitlines() if "KeyError" in line and "not retried" in line] == [
+        "not retried: run o2 fails again with this code, before it ma"
+    ]
+    assert "\n  the same for 2 more runs: o1, o0\n" in refused.stderr
+    assert refused.stdout == "0 runs queued; 3 not\n"
 
 
 def test_the_bulk_question_shows_the_count_and_a_sample(one: Desk) -> None:
@@ -572,7 +700,7 @@ def test_show_and_why_separate_what_is_superseded(twice: Desk) -> None:
     assert [done["call"] for done in page["superseded"]] == [2, 3, 4]
     text = twice("why", "o1")
     assert "reopened by ann" in text
-    assert "superseded, and it stays done: 3" in text
+    assert "superseded, and what it did stays: 3" in text
     assert "perdure undo o1 --dry-run" in text
     twice("resume", "o1", "fixed.py:order")
     page = twice.lines("why", "o1")[0]
@@ -654,3 +782,55 @@ def test_why_of_a_failed_run_offers_the_retry_that_would_work(one: Desk) -> None
     steps = {step["command"]: step["does"] for step in one.lines("why", "f1")[0]["next"]}
     assert steps["perdure retry f1"].startswith("let its child f1/1 go on")
     assert "perdure retry f1" in {step["command"] for step in one.lines("why", "f1/1")[0]["next"]}
+
+
+@pytest.mark.parametrize(
+    ("agent", "why", "preview"),
+    [
+        (
+            "posts",
+            "reopen the run; call 1 (post) may have happened: the run stops there in doubt until a person says what became of it (with perdure",
+            "call 1 post stays in doubt, and a person has to say what became of it",
+        ),
+        ("charges", "send call 1 (charge) again with the same key, if the key is still inside its window", "call 1 charge is made again"),
+        ("asks", "ask the reconcile hook what became of call 1 (asked), and go on", "call 1 asked is asked about: its reconcile hook"),
+    ],
+)
+def test_why_promises_no_attempt_of_a_call_that_may_have_happened(one: Desk, agent: str, why: str, preview: str) -> None:
+    file = one.folder / "shop.py"
+    file.write_text(
+        file.read_text()
+        + """
+@tool(effect="once")
+async def post(to: str) -> str:
+    raise ValueError("bad template")
+
+@tool(effect="keyed")
+async def charge(to: str, call: Call) -> str:
+    raise ValueError("bad template")
+
+@tool(effect="once")
+async def asked(to: str) -> str:
+    raise ValueError("bad template")
+
+@asked.reconcile
+async def _(to: str, call: Call) -> Outcome:
+    return Outcome.unknown("no record")
+
+@agent(version="1")
+async def posts(run: Run) -> str:
+    return await post("rome")
+
+@agent(version="1")
+async def charges(run: Run) -> str:
+    return await charge("rome")
+
+@agent(version="1")
+async def asks(run: Run) -> str:
+    return await asked("rome")
+"""
+    )
+    one.failed(agent, "r")
+    steps = {step["command"]: step["does"] for step in one.lines("why", "r")[0]["next"]}
+    assert steps["perdure retry r"].startswith(why)
+    assert preview in one("retry", "r", "--dry-run")

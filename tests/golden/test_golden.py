@@ -22,8 +22,8 @@ from tests.golden.scenes import LIVES, begin_everyday, end_everyday, raise_famil
 from perdure import Perdure
 from perdure.agent import Agent
 from perdure.core import codec, identity
-from perdure.core.events import AnyBody, encode_body, payloads
-from perdure.core.state import fold
+from perdure.core.events import AnyBody, encode_body
+from perdure.core.state import fold, payloads
 from perdure.inspect.replay import Same, compare
 from perdure.inspect.verify import Verdict, verify_journal, verify_run
 from perdure.store.api import FINISHED, Store, Stored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from msgspec import structs
 
 from perdure import Agent, Call, Outcome, Perdure, Run, agent, tool
 from perdure.cli import cli
+from perdure.cli.driving import _resuming
 from perdure.core.events import CheckpointTaken, OutcomeReused, TimerFired
 from perdure.core.state import fold, image_in, image_problem
 from perdure.errors import Conflict, InvalidInput, NotFound, RunCancelled, RunFailed, StoreCorrupt
@@ -366,6 +368,25 @@ def test_people_see_what_was_in_earlier_lives(url: str, store: Store) -> None:
         assert "Traceback" not in told.output
 
 
+def test_show_why_and_resume_say_what_a_checkpoint_means(url: str, store: Store, tmp_path: Path) -> None:
+    """A resume replays the last life alone: the calls of earlier lives do not count."""
+    go(url, 8, 4)
+    (taken,) = [event.seq for event in store.read("r") if isinstance(event.body, CheckpointTaken)]
+    for verb in ("show", "why"):
+        assert f"1 checkpoint, the last at event {taken}\n" in CliRunner().invoke(cli, [verb, "r", "--url", url]).output
+    assert json.loads(CliRunner().invoke(cli, ["why", "r", "--json", "--url", url]).output)["checkpoints"].startswith("1 checkpoint")
+
+    async def resumed() -> str | None:
+        async with Perdure(url, agents=[turns]) as app:
+            row = store.get("r")
+            assert row is not None
+            return _resuming(app, row)
+
+    assert str(asyncio.run(resumed())).startswith(f"1 call since its checkpoint (event {taken}) comes from the journal")
+    asyncio.run(rests(url, turns, then=lambda app: app.signal("r", "go", 1)))
+    assert str(asyncio.run(resumed())).startswith(f"2 calls since its checkpoint (event {taken}) come from the journal")
+
+
 # -- events before a checkpoint are removed -----------------------------------------------------------------------------
 def prune(url: str, *more: str) -> Any:
     return CliRunner().invoke(cli, ["prune", "--before-checkpoint", *more, "--url", url])
@@ -378,6 +399,9 @@ def test_events_before_a_checkpoint_are_removed_and_the_rest_is_proven(url: str,
     told = prune(url, "r", "--dry-run")
     assert told.exit_code == 0, told.output
     assert f"would remove {taken.seq - 2} events" in told.output
+    assert store.read("r") == events
+    told = prune(url, "r")
+    assert (told.exit_code, "this is no terminal: see what it would do with --dry-run, then say --yes" in told.output) == (2, True)
     assert store.read("r") == events
     told = prune(url, "r", "--yes")
     assert told.exit_code == 0, told.output

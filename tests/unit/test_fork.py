@@ -12,8 +12,10 @@ from tests.unit.drive_tools import ManualClock, perdure, run
 from tests.unit.fork_tools import NAMES, READS, Oracle, app_at, chatting, effects, recorded, stored
 
 from perdure import Approval, Artifact, Call, Diverged, Fatal, InvalidInput, NotFound, NotReady, ReAct, Retry, Run, agent, sync, tool
-from perdure.core.events import RunClaimed
+from perdure.cli.whatif import judged
+from perdure.core.events import CheckpointTaken, RunClaimed
 from perdure.fork import Forks, OverBudget, Purse, UnknownPrice, stubs_of
+from perdure.inspect.diff import end_words
 from perdure.models import Scripted
 from perdure.models.scripted import use, uses
 
@@ -757,3 +759,35 @@ def test_the_cost_of_a_fork_has_what_was_recorded_and_what_was_asked(sqlite: str
 def test_stubs_can_be_given_as_objects() -> None:
     [stub] = stubs_of([{"tool": "a", "result": None}])
     assert stubs_of([stub]) == (stub,)
+
+
+@tool(effect="once")
+async def put(what: int) -> int:
+    return what
+
+
+@agent(version="1")
+async def lives(run: Run) -> int:
+    last = run.restored or 0
+    await put(last)
+    if last < 2:
+        await run.checkpoint(last + 1)
+    return last
+
+
+def test_a_checkpoint_is_no_difference_and_calls_of_earlier_lives_stay(url: str) -> None:
+    async def main() -> None:
+        async with app_at(url, lives) as app:
+            assert await app.run(lives, id="r") == 2
+            whole = await app.fork("r")
+            assert (whole.status, whole.would_call) == ("checkpoint", [])
+            assert end_words(whole.diff.right) == "takes a checkpoint, where a rehearsal ends"
+            assert judged(whole).verdict == "checkpoint"
+            taken = [event.seq for event in await app.handle("r").events() if isinstance(event.body, CheckpointTaken)]
+            second = await app.fork("r", at=taken[0])
+            # Only what the third life did is missing: the rehearsal ends at the second checkpoint.
+            assert [line.left.call for line in second.diff.lines if line.right is None and line.left is not None] == [3]
+            third = await app.fork("r", at=taken[1])
+            assert (third.status, third.output, third.diff.is_same) == ("succeeded", 2, True)
+
+    asyncio.run(main())

@@ -213,6 +213,7 @@ def test_a_failed_run_with_effects_offers_to_go_on_and_to_take_them_back(tmp_pat
     assert page.status == "failed"
     (undo,) = [step for step in page.next if step.command.startswith("perdure undo t")]
     assert "take back what it has changed (2 calls)" in undo.does
+    assert "that takes code that still does what the journal has, as version 1 did" in undo.does
     assert page.next[0].command == "perdure retry t"
     assert page.next[0].does.startswith("take its last step again, with the code of now (mend it first); 2 calls with a result")
     assert commands(made(path, "well")) == ["perdure show well"]
@@ -272,3 +273,40 @@ def test_code_that_differs_from_an_adopted_version_is_not_told_as_what_the_run_b
     assert reason == ["diverged"]
     does = made(path, "b").next[1].does
     assert "put the code back of version 2, which goes on with it since (it began with version 1)" in does
+
+
+def test_without_a_worker_of_its_version_the_page_says_which_code_a_resume_needs(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+
+    @agent(name="buyer", version="1")
+    async def buyer(run: Run) -> str:
+        await book("room")
+        await run.receive("go")
+        return "done"
+
+    async def begin(app: Perdure) -> None:
+        await app.start("buyer", id="b")
+        await app.engine.drive("b", wait=False)
+        await app.signal("b", "go", by="ann")
+
+    at_work(path, begin, agents=[buyer])
+    resume, worker = made(path, "b").next[:2]
+    assert worker.does == "serve every run of buyer with such code, this one too"
+    assert resume.command == "perdure resume b FILE.py:buyer"
+    assert resume.does == (
+        "drive the run here until it rests; that takes the code of version 1: other code goes on with the run only after "
+        "perdure adopt b FILE.py:buyer"
+    )
+
+
+def test_the_page_of_a_specimen_offers_to_look_into_its_agent(tmp_path: Path) -> None:
+    path, other = tmp_path / "journal.db", tmp_path / "other.db"
+
+    async def drive(app: Perdure) -> None:
+        await app.start(trip, True, id="t")
+        await app.engine.drive("t")
+
+    at_work(path, drive, agents=(trip,))
+    told(path, "export", "t", "-o", str(tmp_path / "t.jsonl"))
+    told(other, "import", str(tmp_path / "t.jsonl"))
+    assert "perdure inspect t FILE.py:trip --at SEQ" in commands(made(other, "t"))

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -244,6 +245,30 @@ async def _database(path: Path) -> None:
     sqlite3.connect(path / "file").close()
 
 
+async def _make_folder(path: Path) -> None:
+    (path / "folder").mkdir()
+
+
+async def _rename(path: Path) -> None:
+    os.replace(path / "nothing", path / "file")
+
+
+async def _remove(path: Path) -> None:
+    (path / "nothing").unlink()
+
+
+async def _remove_tree(path: Path) -> None:
+    shutil.rmtree(path / "nothing")
+
+
+async def _link(path: Path) -> None:
+    (path / "file").symlink_to(path)
+
+
+async def _change_mode(path: Path) -> None:
+    os.chmod(path, 0o700)
+
+
 async def _thread(_: Path) -> None:
     threading.Thread(target=print).start()
 
@@ -267,6 +292,7 @@ BY_THE_LOOP = [
 BY_THE_GUARD = [
     *(_blocking_connection, _blocking_bind, _blocking_look_up, _blocking_datagram, _url, _file_url, _blocking_subprocess, _system, _spawn),
     *(_fork, _exec, _write, _append, _low_level_write, _database),
+    *(_make_folder, _rename, _remove, _remove_tree, _link, _change_mode),
     pytest.param(_thread, marks=pytest.mark.skipif(sys.version_info < (3, 12), reason="CPython announces threads from 3.12 on")),
 ]
 

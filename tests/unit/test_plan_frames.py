@@ -189,8 +189,9 @@ def test_a_step_that_has_begun_and_is_another_one_is_named_and_nothing_is_writte
         await parked(tmp_path / "db")
         async with perdure(tmp_path / "db", [plan_of("2", *steps)]) as app:
             before = app.store.get("r")
-            with pytest.raises(Conflict, match=f"run r cannot go on with version 2 of agent deploy: .*{why}"):
+            with pytest.raises(Conflict, match=f"run r cannot go on with version 2 of agent deploy: .*{why}") as refused:
                 await app.adopt("r")
+            assert "perdure rewind r --to SEQ (perdure events r has the numbers)" in str(refused.value.hint)
             assert app.store.get("r") == before
 
     run(main())

@@ -546,7 +546,9 @@ def test_a_model_without_an_end_fails_at_max_turns_and_its_last_wishes_are_not_c
 
     row, conversation = run(main())
     assert row.status == "failed"
-    says(row.error, "TurnsExceeded", "no answer after 3 turns", "max_turns=6", 'app.transcript("r")')
+    says(
+        row.error, "TurnsExceeded", "no answer after 3 turns", "max_turns=6), then perdure retry r goes on from here", "app.transcript('r')"
+    )
     assert (calls, len(model.asked)) == ([0, 1], 3)
     assert conversation[-1]["text"] == "again was not called: the run was ended first"
 

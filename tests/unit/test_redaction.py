@@ -25,7 +25,8 @@ from tests.unit.test_specimens import NOW, take_in
 from perdure import Approval, Budget, Perdure, ReAct, Run, Settings, agent, tool
 from perdure.cli import cli
 from perdure.core import codec
-from perdure.core.events import ModelCallInitiated, ToolCallInitiated, ToolCallProposed
+from perdure.core.events import Event, ModelCallInitiated, SignalReceived, ToolCallInitiated, ToolCallProposed
+from perdure.core.state import RunState
 from perdure.errors import InvalidInput
 from perdure.inspect.export import export_run, load, verdicts
 from perdure.inspect.prompt import request_of_call
@@ -309,6 +310,64 @@ def test_a_short_secret_is_replaced_where_a_rule_has_found_it_and_is_told(source
     done = export_run(source, "leak", lines.append, read_rules(["key:pin"]))
     assert done.short == 1
     assert b'\\"pin\\":\\"99\\"' not in b"".join(lines)
+
+
+def _told(value: Any, *rules: str) -> tuple[Any, Redactor]:
+    """The value as a redacted copy has it, and the redactor."""
+    payload = codec.pack(codec.encode(value), codec.MAX_BYTES)[0]
+    redactor = Redactor(read_rules(rules), lambda one: one.inline or b"")
+    event = Event(1, "e", 0, 0, None, None, SignalReceived("told", payload, by="ann"))
+    redactor.collect(event.body)
+    body = redactor.redact(event, RunState(), [])
+    assert isinstance(body, SignalReceived)
+    return codec.decode(body.payload.inline or b""), redactor
+
+
+def test_a_short_number_is_counted_and_is_replaced_under_its_key_in_json_that_is_a_text() -> None:
+    inner = json.dumps({"cents": 4900, "other": 4900})
+    told = {"cents": 4900, "text": f"the tool said {inner}", "twice": json.dumps({"inner": inner}), "plain": "4900 cents", "n": 4900}
+    value, redactor = _told(told, "key:CENTS")
+    assert value == {
+        "cents": MARKER,
+        "text": f'the tool said {{"cents": "{MARKER}", "other": 4900}}',
+        "twice": json.dumps({"inner": json.dumps({"cents": MARKER, "other": 4900})}),
+        "plain": "4900 cents",  # a short number is not searched for elsewhere
+        "n": 4900,
+    }
+    assert (redactor.count, redactor.short) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ('{"pin":"99","pins":"99"}', f'{{"pin":"{MARKER}","pins":"99"}}'),
+        ('{"pin" : -1.5e3}', f'{{"pin" : "{MARKER}"}}'),
+        ('{"pin":true, "a":"pin"}', f'{{"pin":"{MARKER}", "a":"pin"}}'),
+        (f'{{"pin":"{MARKER}"}}', f'{{"pin":"{MARKER}"}}'),
+        ('"pin": null', '"pin": null'),
+        ("\\" * 200_000, "\\" * 200_000),  # in linear time
+    ],
+)
+def test_keys_in_json_in_a_text_are_found_whatever_their_value(text: str, left: str) -> None:
+    assert _told([text], "key:pin")[0] == [left]
+
+
+def test_the_command_says_how_many_values_are_short(tmp_path: Path) -> None:
+    url = url_of(tmp_path / "j.db")
+
+    @agent(version="1")
+    async def charges(run: Run, cents: int, card: str) -> str:
+        return "ok"
+
+    async def drive() -> None:
+        async with Perdure(url, agents=[charges]) as app:
+            await app.run(charges, 4900, "abc", id="r")
+
+    asyncio.run(drive())
+    words = ["export", "r", "--redact", "key:cents", "--redact", "key:card", "-o", str(tmp_path / "r.jsonl"), "--url", url]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
+    assert "2 redacted values are short (fewer than 4 characters, or a number of fewer than 6 digits)" in result.output
 
 
 @pytest.mark.parametrize("rule", ["text:leak", "text:fetch", "text:thinker"])

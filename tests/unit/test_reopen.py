@@ -9,26 +9,36 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.drive_tools import ManualClock, perdure, run
 
 from perdure import Agent, Approval, Budget, Call, Fatal, Outcome, Perdure, Plan, Retry, Run, Step, Tool, Usage, agent, tool
+from perdure.cli.reopening import preview
+from perdure.core import codec
 from perdure.core.events import (
+    AnyBody,
     BudgetRaised,
     CancelRequested,
     ChildStarted,
     Event,
+    Failure,
+    RunClaimed,
+    RunCreated,
     RunReopened,
     SignalReceived,
     ToolCallFailed,
     ToolCallInitiated,
     ToolCallProposed,
+    ToolCallResolved,
 )
 from perdure.core.history import history
 from perdure.core.reopen import reopening, retry_point
-from perdure.core.state import fold
+from perdure.core.state import LOST, fold, happened
 from perdure.errors import AlreadyRunning, Conflict, Diverged, InvalidInput, NotSent, RunFailed
+from perdure.inspect.text import sentence
 from perdure.inspect.verify import verify_run
+from perdure.inspect.why.page import why
 
 _ONCE = Retry(attempts=1)
 
@@ -811,7 +821,8 @@ def test_after_a_rewind_results_are_reused_by_tool_and_arguments():
         world.bug = False
         order[:] = ["two", "one", "three", "one"]  # other code, under the same version
         done = await app.rewind("r", 2)
-        assert done.next == ['call 2: put({"what":"two"}): made before, its outcome is used again']
+        assert done.reused == [f'call {n}: put({{"what":"{what}"}})' for n, what in ((2, "two"), (1, "one"))]
+        assert done.next == ['call 4: put({"what":"three"})']
         assert await ended(app) == "succeeded"
         # "one" was made twice, so it is made twice at most; "three" is new, and gets a number above all others.
         assert world.log == ["put one", "put two", "put one", "put three"]
@@ -1320,3 +1331,177 @@ def test_a_failed_run_says_so_until_it_is_reopened():
         assert await app.handle("r").result() == "done"
 
     scenario(world, a)(test)
+
+
+# -- what has happened, or may have happened, is in every list ------------------------------------------------------------
+async def superseded_on_page(app: Perdure) -> list[int]:
+    return [one.call for one in why(app.store, "r", now=app.clock.now()).superseded]
+
+
+def test_a_call_that_happened_without_a_result_that_can_be_recorded_is_in_every_list():
+    world = World()
+
+    @tool(effect="once", retry=_ONCE)
+    async def order(what: str) -> str:
+        raise ConnectionResetError("lost")
+
+    @order.reconcile
+    async def find(what: str) -> Outcome:
+        return Outcome.happened({1, 2})
+
+    @order.compensate
+    async def unorder(what: str) -> None:
+        world.log.append(f"unorder {what}")
+
+    @agent(name="a")
+    async def a(run: Run) -> str:
+        return await order("x")
+
+    async def main(app: Perdure) -> None:
+        events = await journal(app)
+        (resolved,) = [event.body for event in events if isinstance(event.body, ToolCallResolved)]
+        assert (resolved.outcome, resolved.result) == ("happened", None)
+        words = sentence(next(event for event in events if event.body is resolved), {1: "order"})
+        assert "it happened, and its result could not be recorded: NotEncodable" in words
+        assert "fails again with this code: ResultNotEncodable" in (await app.retry("r", dry_run=True)).next[0]
+        assert [deed.tool for deed in (await app.plan_undo("r")).steps] == ["order"]
+        fork = await app.live_fork("r", id="f", at=2, dry_run=True)
+        assert fork.twice[0].startswith("call 1 order (once) has happened in r")
+        (call,) = (await app.rewind("r", 2, by="ann")).superseded
+        assert (call.happened, call.undo) == ("yes", True)
+        assert await superseded_on_page(app) == [1]
+        await app.cancel("r", force=True)
+        assert (await app.undo("r", by="ann")).status == "succeeded"
+        assert world.log == ["unorder x"]
+
+    scenario(world, a)(main)
+
+
+@pytest.mark.parametrize(("effect", "failure", "answer"), [
+    ("once", refused, "maybe"),
+    ("keyed", refused, "maybe"),
+    ("idempotent", refused, "maybe"),
+    ("once", unsent, "no"),
+    ("idempotent", unsent, "no"),
+    ("read", refused, "no"),
+])  # fmt: skip
+def test_all_lists_agree_about_a_call_that_failed(effect: str, failure: Callable[[], Exception], answer: str):
+    world = World()
+    act = world.tool("act", effect)
+    world.broken["act x"] = failure
+
+    @agent(name="a")
+    async def a(run: Run) -> Any:
+        return await act("x")
+
+    async def main(app: Perdure) -> None:
+        (state,) = fold(await journal(app)).calls.values()
+        assert happened(state) == answer
+        listed = answer == "maybe"
+        plan = await app.plan_undo("r")
+        assert ([deed.call for deed in plan.doubtful], plan.steps, plan.irreversible) == ([1] if listed else [], (), ())
+        twice = (await app.live_fork("r", id="f", at=2, dry_run=True)).twice
+        assert any("may have happened" in line for line in twice) == listed
+        (call,) = (await app.rewind("r", 2, by="ann")).superseded
+        assert call.happened == answer
+        assert await superseded_on_page(app) == ([1] if listed else [])
+
+    scenario(world, a)(main)
+
+
+def test_ended_children_are_in_the_preview_and_in_what_may_happen_twice():
+    world = World()
+    pay = world.tool("pay", "once")
+
+    @agent(name="kid")
+    async def kid(run: Run, what: str) -> str:
+        await pay(what)
+        if what == "b":
+            raise ValueError("down")
+        return what
+
+    @agent(name="a")
+    async def a(run: Run) -> None:
+        await kid("a")
+        await kid("b")
+
+    async def main(app: Perdure) -> None:
+        fork = await app.live_fork("r", id="f", at=2, dry_run=True)
+        assert [line.partition(":")[0] for line in fork.twice[:2]] == ["child r/1 (kid) has run", "child r/2 (kid) has run"]
+        assert [(child.run_id, child.status) for child in fork.done_children] == [("r/1", "succeeded"), ("r/2", "failed")]
+        back = await app.rewind("r", 2, by="ann", dry_run=True)
+        assert [(child.call, child.run_id, child.agent, child.status) for child in back.superseded_children] == [
+            (1, "r/1", "kid", "succeeded"),
+            (2, "r/2", "kid", "failed"),
+        ]
+        lines = list(preview(back))
+        assert "    call 2, child r/2 (kid): failed" in lines
+        assert any("stays done; when the run has ended: perdure undo r" in line for line in lines)
+        # The second child is waited for at its start, and goes on: it is not superseded.
+        assert [child.run_id for child in (await app.retry("r", dry_run=True)).superseded_children] == []
+
+    scenario(world, a, kid)(main)
+
+
+@pytest.mark.parametrize(("effect", "answer"), [("idempotent", "maybe"), ("transaction", "no"), ("read", "no")])
+@pytest.mark.parametrize("told", [False, True])
+def test_a_lost_attempt_may_have_happened_whatever_the_next_one_says(effect: Any, answer: str, told: bool):
+    lost = [ToolCallFailed(Failure("process_died", LOST, "its worker ended"), attempt=1)] if told else []
+    bodies: list[tuple[AnyBody, int | None]] = [
+        (RunCreated("r", "a", "1", "default", codec.pack(b"{}", 100)[0]), None),
+        (RunClaimed("w1", "1"), None),
+        (ToolCallInitiated("put", effect, args=codec.pack(b"{}", 100)[0]), 1),
+        (RunClaimed("w2", "1", takeover=True), None),
+        *((body, 1) for body in lost),
+        (ToolCallInitiated("put", effect, attempt=2), 1),
+        (ToolCallFailed(Failure("not_sent", "NotSent", "busy"), attempt=2, final=True), 1),
+    ]
+    events = [Event(seq, f"{seq:032}", seq, 1, call, seq - 1 or None, body) for seq, (body, call) in enumerate(bodies, 1)]
+    assert happened(fold(events).calls[1]) == answer
+
+
+def test_the_page_of_a_fork_offers_no_undo_of_what_it_has_inherited():
+    world = World()
+    pay = world.tool("pay", "once")
+
+    @agent(name="kid")
+    async def kid(run: Run) -> Any:
+        return await pay("as a child")
+
+    @agent(name="a")
+    async def a(run: Run) -> None:
+        await pay("x")
+        await kid()
+        world.fail_if_broken()
+
+    def undos(app: Perdure, run_id: str) -> list[str]:
+        return [step.does for step in why(app.store, run_id, now=app.clock.now()).next if "perdure undo" in step.command]
+
+    async def main(app: Perdure) -> None:
+        assert "(1 call, and what its children did)" in undos(app, "r")[0]
+        await app.live_fork("r", id="f", by="ann")
+        assert await ended(app, "f") == "failed"
+        assert undos(app, "f") == []
+
+    scenario(world, a, kid)(main)
+
+
+def test_a_run_that_moves_between_its_row_and_its_journal_is_not_reopened(monkeypatch: pytest.MonkeyPatch):
+    """The row says which version drives the run: the plan of an older row would check other code than the run's."""
+    world = World()
+
+    @agent(name="a")
+    async def a(run: Run) -> None:
+        world.fail_if_broken()
+
+    async def main(app: Perdure) -> None:
+        reading, row = app.reading, app.store.get("r")
+        assert row is not None
+        older = msgspec.structs.replace(row, seq=row.seq - 1)
+        monkeypatch.setattr(type(reading), "get", lambda self, run_id: older if run_id == "r" else None)
+        with pytest.raises(Conflict, match="run r has moved on while its journal was read"):
+            await app.retry("r", dry_run=True)
+        monkeypatch.undo()
+        assert (await app.retry("r", dry_run=True)).back_to
+
+    scenario(world, a)(main)

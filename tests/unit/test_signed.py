@@ -24,6 +24,7 @@ from tests.conformance.suite_moving import over
 from tests.conformance.suite_waiting import NOW, create, found, hold
 from tests.unit.inspect_tools import listens
 from tests.unit.notice_tools import SECRET, receiver, says
+from tests.unit.test_checkpoints import rests, turns
 from tests.unit.test_journal_chain import Hand, cut_to, delete, journal, parks, sound
 from tests.unit.test_specimens import exported, take_in, zoos
 
@@ -32,7 +33,19 @@ from perdure.cli import cli
 from perdure.core.identity import chain_link, genesis, link
 from perdure.errors import InvalidInput
 from perdure.inspect.chain import chain_problems
-from perdure.inspect.signed import Book, Contradiction, PublicKey, SigningKey, kept_heads, merkle_root, new_key, signed_problems, state
+from perdure.inspect.signed import (
+    Book,
+    Comparison,
+    Contradiction,
+    Leaf,
+    PublicKey,
+    SigningKey,
+    compare,
+    kept_heads,
+    merkle_root,
+    new_key,
+    state,
+)
 from perdure.inspect.verify import verify_journal
 from perdure.store.api import RunRow, Store
 from perdure.store.open import open_store
@@ -65,7 +78,7 @@ class Notary:
     def problems(self, store: Store) -> list[str]:
         book = self.book()
         assert book.problem is None, book.problem
-        return [*signed_problems(store, book), *chain_problems(store, kept_heads(book))]
+        return [*compare(store, book).problems, *chain_problems(store, kept_heads(book))]
 
 
 @pytest.fixture
@@ -216,12 +229,143 @@ def test_a_copy_that_was_taken_back_is_no_alarm(tmp_path: Path, notary: Notary) 
     copying.abandon(now=NOW)
     assert notary.problems(store) == []
     notary.sign(store)
-    create(store, "a")  # its id is free again
+    assert notary.problems(store) == []
+    parks_again(source)
+    source.close_journal(store.url, by="ann", now=NOW, lease_us=1)
+    again = Copying(source, store, to_url=store.url, by="ann")
+    again._copy(again.survey(), only_finished=False)  # the same run is back, and has gone on
     assert notary.problems(store) == []
     notary.sign(store)
     assert notary.problems(store) == []
     source.close()
     store.close()
+
+
+@pytest.mark.parametrize("signed_between", [True, False])
+def test_another_run_under_the_id_of_a_copy_that_was_taken_back_is_found(
+    journal: tuple[Store, Hand], notary: Notary, signed_between: bool
+) -> None:
+    store, _ = journal
+    parks(store, "a")
+    notary.sign(store)
+    row = found(store, "a")
+    # As an undone move does: the id is free again.
+    assert store.delete_copies([[("a", row.seq, row.head)]], by="mallory", now=NOW) == []
+    if signed_between:
+        notary.sign(store)
+        assert notary.problems(store) == []
+    parks(store, "a")
+    (problem,) = notary.problems(store)
+    assert problem.startswith("run a: statement 1 of ")
+    assert "event 7 is another one now" in problem
+    assert ("another run has its id now" in problem) == signed_between
+    with pytest.raises(Contradiction, match="run a: "):
+        notary.sign(store)
+
+
+# -- events that were removed before a checkpoint -------------------------------------------------------------------------
+def lives(store: Store, signals: int) -> None:
+    """The run `r` of test_checkpoints: a checkpoint after each three signals."""
+    if store.get("r") is None:
+        asyncio.run(rests(store.url, turns, then=lambda app: app.start(turns, 8, id="r")))
+    for _ in range(signals):
+        asyncio.run(rests(store.url, turns, then=lambda app: app.signal("r", "go", 1)))
+
+
+def remove(store: Store) -> int:
+    """The last event that was removed."""
+    assert store.remove_before_checkpoint("r", by="ann", now=NOW).events > 0
+    return store.removed()["r"][0]
+
+
+def test_removed_events_are_proven_by_a_later_statement_that_was_made_before(journal: tuple[Store, Hand], notary: Notary) -> None:
+    store, _ = journal
+    lives(store, 1)
+    notary.sign(store)
+    lives(store, 1)
+    notary.sign(store)
+    lives(store, 2)
+    notary.sign(store)
+    removed = remove(store)
+    assert [leaf.seq < removed for leaf in notary.book().signed["r"]] == [True, True, False]
+    assert notary.problems(store) == []
+    assert compare(store, notary.book()).uncompared == []
+    notary.sign(store)
+    book = notary.book()
+    assert book.statements[-1].changed == 1, "what was removed is signed, too"
+    assert (book.signed["r"][-1].removed, book.signed["r"][-1].removed_head) == (removed, store.hash_at("r", removed).hex())
+    notary.sign(store)
+    assert notary.book().statements[-1].changed == 0
+    lives(store, 3)
+    notary.sign(store)
+    remove(store)
+    notary.sign(store)
+    assert compare(store, notary.book()) == Comparison([], [])
+
+
+def test_events_that_were_removed_before_a_later_statement_cannot_be_compared_and_that_is_told(
+    journal: tuple[Store, Hand], notary: Notary
+) -> None:
+    store, _ = journal
+    lives(store, 1)
+    notary.sign(store)
+    lives(store, 3)
+    remove(store)
+    assert compare(store, notary.book()) == Comparison([], ["r"])
+    for n in (1, 2):
+        told = CliRunner().invoke(
+            cli, ["verify", "--signatures", str(notary.file), "--public-key", str(notary.public_file), "--url", store.url]
+        )
+        assert told.exit_code == 0, told.output
+        assert "not comparable with the statements: signed events of 1 run" in told.output
+        assert "before a later statement: r\n" in told.output
+        in_json = CliRunner().invoke(
+            cli, ["verify", "--signatures", str(notary.file), "--public-key", str(notary.public_file), "--json", "--url", store.url]
+        )
+        assert json.loads(in_json.output.splitlines()[-1])["uncompared"] == ["r"]
+        signed = CliRunner().invoke(cli, ["sign", "--key", str(notary.key_file), "--to", str(notary.file), "--url", store.url])
+        assert signed.exit_code == 0, signed.output
+        assert ("1 run could not be compared with the statement before" in signed.output) == (n == 1)
+    lives(store, 1)
+    notary.sign(store)
+    assert compare(store, notary.book()) == Comparison([], ["r"]), "no later statement proves what was gone when it was made"
+
+
+def test_the_last_removed_event_is_compared_with_its_hash(journal: tuple[Store, Hand], notary: Notary) -> None:
+    store, _ = journal
+    lives(store, 4)
+    notary.sign(store)
+    removed = remove(store)
+    book = notary.book()
+    (leaf,) = book.signed["r"]
+    book.signed["r"] = [Leaf(removed, store.hash_at("r", removed).hex(), leaf.statement)]
+    assert compare(store, book) == Comparison([], [])
+    book.signed["r"] = [Leaf(removed, "0" * 64, leaf.statement)]
+    (problem,) = compare(store, book).problems
+    assert f"event {removed} is another one now" in problem
+
+
+def test_a_prune_does_not_hide_that_what_was_signed_was_rewritten(journal: tuple[Store, Hand], notary: Notary) -> None:
+    store, hand = journal
+    lives(store, 4)
+    notary.sign(store)
+    hand.forge(*rewritten(store, "r", b'"topic":"go"', b'"topic":"ga"', hand.is_postgres))
+    remove(store)
+    problems = compare(store, notary.book()).problems
+    assert len(problems) == 1
+    assert "its journal was rewritten after it was signed" in problems[0]
+
+
+@pytest.mark.parametrize("forged", ["head = {zeros}", "removed = 3"])
+def test_what_was_removed_when_it_was_signed_stays_so(journal: tuple[Store, Hand], notary: Notary, forged: str) -> None:
+    store, hand = journal
+    lives(store, 4)
+    remove(store)
+    notary.sign(store)
+    hand.ask("ALTER TABLE perdure_checkpoints DISABLE TRIGGER USER" if hand.is_postgres else "DROP TRIGGER perdure_checkpoints_true")
+    hand.ask(f"UPDATE perdure_checkpoints SET {forged.format(zeros='sha256(head)' if hand.is_postgres else 'zeroblob(32)')}")
+    (problem,) = compare(store, notary.book()).problems
+    assert "these are there again, or the hash of the last one is another one" in problem
 
 
 def _sound(store: Store, row: RunRow) -> bool:

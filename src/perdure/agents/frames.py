@@ -85,7 +85,7 @@ def check_open_calls(agent: str, version: str, frontier: Frontier, state: RunSta
         raise Conflict(
             f"run {run_id} cannot go on with version {version} of agent {agent}: {frontier.in_the_way}",
             hint=f"change that in the new version, or let the run end with the code of version {state.began_with}; or rewind it to an event "
-            f"before that, with the new code: {shell.command('rewind', run_id)}",
+            f"before that, with the new code: {shell.command('rewind', run_id)} --to SEQ ({shell.command('events', run_id)} has the numbers)",
         )
     for number, call in sorted(state.open.items()):
         why = _in_the_way(call, frontier.calls.get(number), state, load)

@@ -65,7 +65,11 @@ class Leaving:
         return _worst([self._block(body), self._block(orelse)])
 
     def _try(self, node: ast.Try | ast.TryStar) -> Way:
-        """The Way of a `try` in the handler. Its `except` blocks handle other errors: only "lost" matters there."""
+        """The Way of a `try` statement inside of the handler.
+
+        The `except` blocks of this `try` catch other errors, so they do not raise the cancellation again. But if one of
+        them can return, break or continue, the cancellation is lost.
+        """
         last = self._block(node.finalbody)
         if last != "through":
             return last

@@ -77,7 +77,6 @@ def command(
             words_of_code = target or recorded_target(store, rows[0], settings.url, "adopt", common.url_words(url))
             agents = with_children([load_target(words_of_code, tools).agent])
             return asyncio.run(_one(settings, rows[0], agents, version, order))
-    order.check_terminal("adopt")
     adopting = Adopting(settings, order, target, tools, query, run_ids, now)
     adopting.version = version
     return asyncio.run(adopting.go())

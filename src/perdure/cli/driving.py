@@ -20,7 +20,8 @@ from perdure import shell
 from perdure.cli import common
 from perdure.cli.inbox import commands
 from perdure.cli.target import resume_command
-from perdure.core.events import Event, RunCancelled, RunFailed, RunSucceeded
+from perdure.core.events import CheckpointTaken, Event, RunCancelled, RunFailed, RunSucceeded
+from perdure.core.history import history, inherited, is_stated, life_at
 from perdure.core.state import fold
 from perdure.engine.api import Reading
 from perdure.errors import AlreadyRunning, Conflict, PerdureError, StoreCorrupt, StoreUnavailable, WrongVersion
@@ -193,7 +194,17 @@ def _resuming(app: Perdure, row: RunRow) -> str | None:
     ended |= {ask.number for ask in state.asks.values() if ask.request.tool is None and not ask.pending}
     if state.reopened:
         ended &= known_calls(events)
-    kept = f"{plural(len(ended), 'call comes', 'calls come')} from the journal" if ended else "no call has a result yet"
+    since = ""
+    life = life_at(history(events).whole, None)
+    if isinstance(life[0].body, CheckpointTaken):
+        # Only this life is replayed. The calls of earlier lives are over.
+        ended &= inherited(life) | {event.call for event in life if event.call is not None and is_stated(event)}
+        since = f" since its checkpoint (event {life[0].seq})"
+    kept = (
+        f"{plural(len(ended), f'call{since} comes', f'calls{since} come')} from the journal"
+        if ended
+        else f"no call{since} has a result yet"
+    )
     if (agent := app.versions.get(Served(row.agent, row.version))) is None:
         return None  # `drive` will refuse the run
     if not state.open:

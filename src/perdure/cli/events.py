@@ -65,7 +65,13 @@ def _reopenings(store: Reading, run_id: str, seq: int) -> list[Reopening]:
 
     The journal is read once for this, page by page, before anything is printed.
     """
-    return [one for after in range(0, seq, PAGE) for one in reopenings(store.read(run_id, after, PAGE)) if one.seq <= seq]
+    found: list[Reopening] = []
+    after = 0
+    while after < seq:
+        page = store.read(run_id, after, PAGE)
+        found += [one for one in reopenings(page) if one.seq <= seq]
+        after = page[-1].seq
+    return found
 
 
 def _events(
@@ -82,7 +88,9 @@ def _events(
         while seen < row.seq:
             # Read page by page, so that the whole journal is never in memory.
             events = store.read(run_id, seen, PAGE)
-            hashes = store.hashes(run_id, seen, len(events)) if hashed else [b""] * len(events)
+            hashes = store.hashes(run_id, seen, events[-1].seq - seen) if hashed else [b""] * len(events)
+            if len(hashes) < len(events):
+                continue  # events before a checkpoint were removed between the two reads
             for event, hash_ in zip(events, hashes, strict=True):
                 seen = event.seq
                 yield event, hash_

@@ -18,7 +18,7 @@ from perdure.cli.target import Target, load_target, recorded_target, with_childr
 from perdure.errors import InvalidInput, UnknownAgent
 from perdure.inspect.export import Exported, export_run
 from perdure.inspect.newfile import new_file, require_new
-from perdure.inspect.redact import MIN_CHARS, read_rules
+from perdure.inspect.redact import MIN_CHARS, MIN_DIGITS, read_rules
 from perdure.inspect.text import plural
 from perdure.inspect.view import require
 from perdure.testing.regression import check_places, source_of_test
@@ -160,8 +160,8 @@ def _note_redacted(done: Exported) -> None:
         common.note(f"{plural(done.redacted, 'value was', 'values were')} redacted; look into the file before you hand it out")
     if done.short:
         common.note(
-            f"{plural(done.short, 'redacted value has', 'redacted values have')} fewer than {MIN_CHARS} characters: replaced only where a "
-            "rule has found them, not in other texts"
+            f"{plural(done.short, 'redacted value is', 'redacted values are')} short (fewer than {MIN_CHARS} characters, or a number of fewer "
+            f"than {MIN_DIGITS} digits): replaced only where a rule has found them, not in other texts"
         )
     if done.left_out:
         common.note(f"{plural(done.left_out, 'artifact was', 'artifacts were')} left out: their bytes cannot be redacted")

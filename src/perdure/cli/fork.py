@@ -19,7 +19,7 @@ from perdure.core import codec
 from perdure.errors import Conflict, InvalidInput, NotEncodable, UnknownAgent
 from perdure.inspect.diff import DiffCall, diff_lines, diff_page, diff_record, end_words
 from perdure.inspect.newfile import new_file, require_new
-from perdure.inspect.text import plural, used
+from perdure.inspect.text import limits_words, plural, used
 from perdure.inspect.view import require
 
 if TYPE_CHECKING:
@@ -98,7 +98,6 @@ def command(
         options: dict[str, Any] = {"at": at, "edits": changed}
         given_input = {} if arguments is UNSET else {"input": arguments}
         if live:
-            order.check_terminal("fork --live")
             return asyncio.run(_go_live(settings, row.run_id, new_id, agent, order, options | given_input))
         if new_id is not None:
             options |= given_input
@@ -152,6 +151,7 @@ async def _go_live(
         if order.dry_run and order.as_json:
             common.out_json({**msgspec.to_builtins(plan), "dry_run": True})
             return common.SUCCEEDED
+        order.check_terminal("fork --live")
         for line in _live_preview(plan):
             (common.out if order.dry_run else common.note)(common.clean(line))
         if order.dry_run:
@@ -177,7 +177,15 @@ def _live_preview(plan: LiveFork) -> Iterator[str]:
     yield f"  kept, and not made again: {plural(plan.kept, 'call')} with a result"
     if plan.edits:
         yield f"  with another result: call {', '.join(map(str, plan.edits))}"
+    if plan.reused:
+        yield from _listed("used again, and nothing is sent", plan.reused)
     yield from _listed("will run first", plan.next)
+    if used(plan.used):
+        yield f"  run {plan.parent} has used so far: {used(plan.used)}"
+    if used(plan.may_cost):
+        yield f"  what will run first may cost: {used(plan.may_cost)}"
+    if plan.budget is not None:
+        yield f"  its own budget, of which nothing is used: {limits_words(plan.budget)}"
     yield from _listed("may happen twice", plan.twice or ["nothing that is known"])
 
 
@@ -239,7 +247,7 @@ def parsed(text: str, option: str) -> Any:
     try:
         return codec.parse(text, option)
     except NotEncodable as error:
-        raise InvalidInput(f"{option}: {error}") from None
+        raise InvalidInput(str(error)) from None
 
 
 def edits_of(words: Iterable[str]) -> dict[int, Any]:

@@ -65,7 +65,8 @@ def command(
         row = require(store, run_id)
         # The output of the agent's module and of the agent itself is not the result: stdout has only the result.
         with redirect_stdout(sys.stderr):
-            named = target or recorded_target(store, row, settings.url, "inspect", common.url_words(url))
+            typed = "".join([*([] if at is None else [f" --at {at}"]), " --all-frames" * all_frames, " --pdb" * debug, " --json" * as_json])
+            named = target or recorded_target(store, row, settings.url, "inspect", f"{typed}{common.url_words(url)}")
             with opened_run(store, row, named, tools, settings, at) as moment:
                 inspection = look_inside(moment, all_frames=all_frames)
                 if debug:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import get_args
 
 import click
@@ -16,7 +17,7 @@ from perdure.inspect.artifacts import orphans as lost
 from perdure.inspect.text import plural
 from perdure.inspect.view import require
 from perdure.store import pruning
-from perdure.store.api import FINISHED, Pruned, Status
+from perdure.store.api import FINISHED, Checkpointed, Pruned, RunRow, Status, Store
 from perdure.store.artifacts import sweep
 
 _ENDED = tuple(status for status in get_args(Status) if status in FINISHED)
@@ -70,7 +71,9 @@ def command(
 
     --before-checkpoint keeps the runs, finished or not. It removes the events between the first event of a run and its
     last checkpoint (run.checkpoint). The hash of the last removed event stays, so that `verify` proves the rest. After
-    that, the run cannot go back to before the checkpoint, be undone or be exported. A run that a worker holds is left out.
+    that, the run cannot go back to before the checkpoint, be undone or be exported. A run is left out while a worker
+    holds it, an undo of it has not ended, or a notice about one of these events was not sent. An approval that is
+    still open can be decided as before.
     """
     if checkpoints:
         if specimens or orphans or limit is not None:
@@ -153,24 +156,51 @@ def _prune_before_checkpoints(runs: tuple[str, ...], age: str | None, url: str |
             if store.checkpoint(run_id) is None:
                 raise Conflict(f"run {run_id} has taken no checkpoint, so that all of its events are needed; nothing was removed")
             if row.holder is not None:
-                raise Conflict(f"run {run_id} is held by a worker; nothing was removed: try again when it rests, or pause it first")
+                raise Conflict(f"run {run_id} is held by a worker; nothing was removed: {_when_it_rests(store, row, url)}")
         before = None if age is None else parse_past(age, common.now_at(store), "--older-than")
-        found = [one for one in pruning.checkpointed(store) if one.run_id in runs or (before is not None and one.updated_at < before)]
+        found, left = list[Checkpointed](), list[str]()
+        for one in pruning.checkpointed(store):
+            if one.run_id not in runs and (before is None or one.updated_at >= before):
+                continue
+            if one.needed is None:
+                found.append(one)
+            elif runs:
+                raise Conflict(f"{one.needed}; nothing was removed")
+            else:
+                left.append(one.needed)
         done = Pruned(0, len(found), sum(one.events for one in found), 0)
         if not dry_run and found:
             what = f"remove {plural(done.events, 'event')} of {plural(done.runs, 'run')}? These runs cannot go back to before their checkpoints"
+            if not yes and not as_json and not (sys.stdin.isatty() and sys.stderr.isatty()):
+                raise InvalidInput(
+                    "prune asks before it removes events, and this is no terminal: see what it would do with --dry-run, then say --yes"
+                )
             if not yes and not as_json and not click.confirm(what, err=True):
                 common.fail("nothing was removed")
             done = pruning.NOTHING
             for one in found:
-                done += store.remove_before_checkpoint(one.run_id, by=os_user(), now=common.now_at(store))
+                try:
+                    done += store.remove_before_checkpoint(one.run_id, by=os_user(), now=common.now_at(store))
+                except Conflict as error:  # since the look above, a notice was written, or an undo was begun
+                    left.append(str(error))
     if as_json:
-        common.out_json({"dry_run": dry_run, "before_checkpoint": [one.run_id for one in found], **msgspec.to_builtins(done)})
+        names = [one.run_id for one in found]
+        common.out_json({"dry_run": dry_run, "before_checkpoint": names, "left": left, **msgspec.to_builtins(done)})
         return
+    for why in left:
+        common.note(common.clean(f"left as it is: {why}"))
     blobs = "" if dry_run else f", {plural(done.blobs, 'blob')}"
     common.out(
         f"{'would remove' if dry_run else 'removed'} {plural(done.events, 'event')}{blobs} before checkpoints, of {plural(done.runs, 'run')}"
     )
+
+
+def _when_it_rests(store: Store, row: RunRow, url: str | None) -> str:
+    lease_us = round(common.settings_with(url=url).lease_s * 1e6)
+    if any(worker.worker == row.holder and worker.alive for worker in store.workers(common.now_at(store), lease_us)):
+        return "try again when it rests, or pause it first"
+    resume = f"{shell.command('resume', row.run_id)}{common.url_words(url)}"
+    return f"that worker is dead or silent; take the run over, then try again when it rests: {resume}"
 
 
 def _prune_orphans(url: str | None, dry_run: bool, as_json: bool) -> None:

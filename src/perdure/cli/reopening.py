@@ -15,12 +15,14 @@ from perdure.cli.steering import who_goes_on
 from perdure.core.budget import Budget
 from perdure.core.events import Event
 from perdure.core.history import history
+from perdure.core.state import fold, happened
 from perdure.errors import Conflict, Diverged, InvalidInput
-from perdure.inspect.text import limits_words, plural, used
+from perdure.inspect.cost import budget_words
+from perdure.inspect.text import clip, limits_words, plural, used
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
-    from perdure.reopen import Reopened, ReopenedCall
+    from perdure.reopen import Reopened, ReopenedCall, ReopenedChild
 
 SHOWN = 10  # at most this many calls of a kind
 
@@ -57,9 +59,11 @@ async def reopen_one(app: Perdure, run_id: str, to: int | None, order: Order) ->
             for line in preview(plan):
                 common.out(common.clean(line))
         return common.SUCCEEDED
-    if sys.stderr.isatty():
-        for line in preview(plan):
-            common.note(common.clean(line))
+    if to is None:
+        check_goes_on(plan)
+    order.check_terminal("retry" if to is None else "rewind")
+    for line in preview(plan):
+        common.note(common.clean(line))
     if not order.yes and not click.confirm(f"let run {run_id} go on from event {plan.back_to}?", err=True):
         common.fail("nothing was written")
     if (await app.handle(run_id).row()).seq != seen:
@@ -76,6 +80,15 @@ async def reopen_one(app: Perdure, run_id: str, to: int | None, order: Order) ->
         then = f"a worker that serves version {done.version} goes on with it, or here: {resume}"
     common.out(common.clean(f"run {run_id} is queued, from event {done.back_to}; {then}"))
     return common.SUCCEEDED
+
+
+def check_goes_on(plan: Reopened) -> None:
+    """Conflict if the replay of the run ends in a failure before any call: a worker would only repeat that failure."""
+    if plan.fails is not None:
+        raise Conflict(
+            f"run {plan.run_id} fails again with this code, before it makes any call: {clip(plan.fails, 200)}; nothing was written",
+            hint=f"change the code first, or go back further: {shell.command('rewind', plan.run_id)} --to SEQ",
+        )
 
 
 async def reopened(app: Perdure, run_id: str, to: int | None, order: Order, *, dry_run: bool) -> Reopened:
@@ -103,7 +116,16 @@ def _way_out(run_id: str, events: list[Event], diverged: Diverged, order: Order)
     if back is None or back <= 2:
         return as_it_was
     command = f"{shell.command('rewind', run_id)} --to {back}{f' {order.given}' if order.given else ''}"
-    return f"{as_it_was}, or go back to before the difference: {command}"
+    return f"{as_it_was}, or go back to before the difference{_warning(events, back)}: {command}"
+
+
+def _warning(events: list[Event], back: int) -> str:
+    """A clause about the calls after the event `back` that have happened, or may have happened."""
+    calls = [call for _, call in sorted(fold(events).calls.items()) if call.asked_seq > back and happened(call) != "no"]
+    if not calls:
+        return ""
+    names = ", ".join(f"{call.tool} (call {call.number})" for call in calls[:3]) + (" …" if len(calls) > 3 else "")
+    return f" (made since then: {names}; with other arguments this code makes one more)"
 
 
 # -- the preview ------------------------------------------------------------------------------------------------------
@@ -122,25 +144,35 @@ def preview(plan: Reopened, indent: str = "") -> Iterator[str]:
     )
     for title, lines in (
         ("open", plan.open),
+        ("used again, and nothing is sent", plan.reused),
         ("will run", plan.next),
     ):
         yield from _part(indent, title, lines)
-    known = {call.call for call in plan.again}
+    known = {call.call for call in plan.again} | {call.call for call in plan.superseded if call.next}
     superseded = [call for call in plan.superseded if call.call not in known]
     yield from _part(
         indent,
-        "made before, and not known to the agent any more (if it makes one again, the recorded result is used)",
+        "made before, and not known to the agent any more (the same call again: its recorded result is used; with other arguments: "
+        "one more)",
         [_superseded(call) for call in superseded],
     )
-    if any(call.undo and _is_effect(call) for call in superseded):
+    yield from _part(indent, "started before, and not known to the agent any more", [_child(child) for child in plan.superseded_children])
+    if plan.superseded_children or any(call.undo and call.happened == "yes" for call in superseded):
         yield f"{indent}    what the agent does not make again stays done; when the run has ended: {shell.command('undo', plan.run_id)}"
-    spent = used(plan.used)
+    yield from _part(indent, "withdrawn, so that the agent has to ask again", plan.withdrawn)
+    spent = ", ".join(part for part in (plural(plan.calls, "call") if plan.calls else "", used(plan.used)) if part)
     if spent:
         yield f"{indent}  used so far, and not refunded: {spent}"
+    if used(plan.may_cost):
+        yield f"{indent}  what will run first may cost: {used(plan.may_cost)}"
+    for budget in plan.budgets:
+        yield f"{indent}  {budget_words(budget, plan.run_id)}"
     if plan.added is not None:
         yield f"{indent}  added to its budget: {limits_words(plan.added)}"
     for child in plan.children:
         yield from preview(child, indent + "  ")
+    # This comes last: it is the last line before the question.
+    yield from _part(indent, "may happen twice", plan.twice)
 
 
 def _part(indent: str, title: str, lines: list[str]) -> Iterator[str]:
@@ -153,14 +185,16 @@ def _part(indent: str, title: str, lines: list[str]) -> Iterator[str]:
         yield f"{indent}    … and {len(lines) - SHOWN:,} more (--json has all)"
 
 
-def _is_effect(call: ReopenedCall) -> bool:
-    return call.state == "completed" and call.effect not in ("read", "model")
+def _child(child: ReopenedChild) -> str:
+    return f"call {child.call}, child {child.run_id} ({child.agent}): {child.status or 'ended by force'}"
 
 
 def _superseded(call: ReopenedCall) -> str:
     doubt = call.state in ("in_doubt", "started", "failing", "retry_wait", "idle") and call.effect in ("once", "keyed")
     state = "in doubt: it may have happened, and stays so until the agent makes it again" if doubt else call.state
+    if call.state == "failed" and call.happened != "no":
+        state = "happened; its result could not be recorded" if call.happened == "yes" else "failed, and may have happened"
     undo = ""
-    if _is_effect(call):
+    if call.happened == "yes":
         undo = {True: "; its tool has an undo", False: "; its tool has no undo", None: "; whether it has an undo is not known"}[call.undo]
-    return f"call {call.call} {call.tool} ({call.effect}): {state}{undo}"
+    return f"call {call.call} {call.tool} ({call.effect}): {state}{undo}; made with {call.args}"

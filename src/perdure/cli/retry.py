@@ -18,7 +18,7 @@ from perdure import shell
 from perdure.cli import common
 from perdure.cli.common import where_option
 from perdure.cli.driving import stop_on_signals
-from perdure.cli.reopening import Order, preview, record, reopen_one, reopened
+from perdure.cli.reopening import Order, check_goes_on, preview, record, reopen_one, reopened
 from perdure.cli.steering import add_options, by_option, speaker, who_goes_on
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children, with_tools
 from perdure.core.budget import Budget
@@ -36,6 +36,7 @@ from perdure.store.api import FINISHED, RunRow
 if TYPE_CHECKING:
     from perdure.agent import Agent
     from perdure.app import Perdure
+    from perdure.reopen import Reopened
 
 F = TypeVar("F", bound=Callable[..., Any])
 SAMPLE = 5
@@ -93,7 +94,6 @@ def command(
         query = None if where is None else _query(where, now)
         run_ids, target = split(store, words, where, "retry")
         order = Order(speaker(by), reason, fresh, url, as_json, yes, dry_run, with_tools(target, tools), add)
-        order.check_terminal("retry")
         if query is None and len(run_ids) == 1:
             row = require(store, run_ids[0])
             if row.status == "needs_attention":
@@ -203,8 +203,8 @@ async def _unpause_one(settings: Settings, store: Reading, row: RunRow, order: O
         else:
             common.out(common.clean(said))
         return common.SUCCEEDED
-    if sys.stderr.isatty():
-        common.note(common.clean(said))
+    order.check_terminal("retry")
+    common.note(common.clean(said))
     if not order.yes and not click.confirm(f"let run {row.run_id} go on?", err=True):
         common.fail("nothing was written")
     async with Perdure(settings=settings) as app:
@@ -215,6 +215,16 @@ async def _unpause_one(settings: Settings, store: Reading, row: RunRow, order: O
         else:
             common.out(common.clean(f"run {row.run_id} may go on; {who_goes_on(app.reading, after, settings, order.url)}"))
     return common.SUCCEEDED
+
+
+def _same_for(run_ids: list[str]) -> list[str]:
+    """A line about runs with the same plan, or with the same reason of their refusal."""
+    if not run_ids:
+        return []
+    return [
+        f"  the same for {len(run_ids):,} more {'run' if len(run_ids) == 1 else 'runs'}: {', '.join(run_ids[:SAMPLE])}"
+        + (" …" if len(run_ids) > SAMPLE else "")
+    ]
 
 
 # -- many runs --------------------------------------------------------------------------------------------------------
@@ -249,6 +259,7 @@ class Crowd:
         self._loaded: dict[str, list[Agent[Any, Any]]] = {}
         self._apps: dict[str, Perdure] = {}
         self._refused: list[tuple[str, str]] = []
+        self._plans: dict[str, list[Reopened]] = {}  # in a dry run: the preview without the run and the event → the plans
         self._done = 0
 
     async def go(self) -> int:
@@ -315,6 +326,7 @@ class Crowd:
         return self._query is not None and others
 
     def _ask(self, found: Sample) -> None:
+        self._order.check_terminal(self.verb)
         agents = ", ".join(f"{count:,} of {agent}" for agent, count in found.agents.most_common(SAMPLE))
         lines = [f"{plural(found.count, 'run')}: {agents}" + (" …" if len(found.agents) > SAMPLE else "")]
         lines += [
@@ -352,12 +364,16 @@ class Crowd:
         if row.status == "needs_attention":
             await self._unpause(row)
             return
-        plan = await reopened(await self._app_for(row), row.run_id, None, order, dry_run=order.dry_run)
+        app = await self._app_for(row)
+        plan = await reopened(app, row.run_id, None, order, dry_run=True)
+        if not order.dry_run:
+            check_goes_on(plan)
+            plan = await reopened(app, row.run_id, None, order, dry_run=False)
         if order.as_json:
             common.out_json(record(plan, dry_run=order.dry_run))
         elif order.dry_run:
-            for line in preview(plan):
-                common.out(common.clean(line))
+            _, *lines = preview(plan)
+            self._plans.setdefault("\n".join([plan.before, plan.version, *lines]).replace(plan.run_id, "RUN"), []).append(plan)
 
     async def _unpause(self, row: RunRow) -> None:
         order, app = self._order, await self._app("", [])
@@ -391,10 +407,18 @@ class Crowd:
 
     def _report(self, found: Sample, *, stopped: bool) -> int:
         order, refused = self._order, self._refused
-        for run_id, why in refused[:REFUSED_SHOWN]:
+        for plans in self._plans.values():
+            for line in (*preview(plans[0]), *_same_for([plan.run_id for plan in plans[1:]])):
+                common.out(common.clean(line))
+        reasons: dict[str, list[tuple[str, str]]] = {}
+        for run_id, why in refused:
+            reasons.setdefault(why.replace(run_id, "RUN"), []).append((run_id, why))
+        for (run_id, why), *others in list(reasons.values())[:REFUSED_SHOWN]:
             common.note(common.clean(f"  {self.refused_words}: {why if run_id in why else f'run {run_id}: {why}'}"))
-        if len(refused) > REFUSED_SHOWN:
-            common.note(f"  … and {len(refused) - REFUSED_SHOWN:,} more")
+            for line in _same_for([run_id for run_id, _ in others]):
+                common.note(common.clean(line))
+        if len(reasons) > REFUSED_SHOWN:
+            common.note(f"  … and {sum(map(len, list(reasons.values())[REFUSED_SHOWN:])):,} more")
         if found.left_out:
             common.note(f"  {found.left_out:,} left out: {self.left_out_words}")
         if not order.as_json:

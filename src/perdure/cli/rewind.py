@@ -45,7 +45,6 @@ def command(
     settings = common.settings_with(url=url)
     log_to_stderr("", logging.WARNING)
     order = Order(speaker(by), reason, fresh, url, as_json, yes, dry_run, with_tools(target, tools), add)
-    order.check_terminal("rewind")
     with common.existing_runs(url) as store:
         row = require(store, run_id)
         agents = agents_of(store, row, target, tools, settings, "rewind", f" --to {to}{common.url_words(url)}")

@@ -23,6 +23,7 @@ from perdure.inspect.prompt import request_of_call
 from perdure.inspect.text import (
     asked_words,
     called,
+    checkpoint_words,
     clip,
     failed,
     labels_words,
@@ -185,6 +186,8 @@ def _head(reading: RunView, url: str | None) -> list[str]:
         lines.append(f"said     {clip(state.said, 200)}")
     lines.append(f"created  {common.iso(row.created_at)} ({span(now - row.created_at)} ago), last event {common.iso(state.updated_at)}")
     lines.append(f"journal  {plural(state.seq, 'event')}, {plural(len(state.calls), 'call')}, epoch {state.epoch}")
+    if checkpoints := checkpoint_words(state):
+        lines.append(f"         {checkpoints}")
     for one in reading.reopened_since:
         why = f": {clip(one.reason, 200)}" if one.reason else ""
         lines.append(f"reopened at event {one.seq}, {one.at}, by {one.by}: it went on from event {one.back_to}{why}")

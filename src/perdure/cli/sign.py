@@ -118,6 +118,14 @@ def _once(signer: _Signer, url: str | None, as_json: bool, *, again: bool) -> in
             f"statement {statement.n}: {plural(statement.runs, 'run')}, {plural(statement.changed, 'of them changed', 'of them changed')}"
         )
         common.out(common.clean(f"{signer.file}: {said}; root {statement.root}"))
+        if made.uncompared:
+            names = ", ".join(made.uncompared[:NAMED]) + ("" if len(made.uncompared) <= NAMED else " …")
+            common.note(
+                common.clean(
+                    f"perdure: {plural(len(made.uncompared), 'run')} could not be compared with the statement before: prune --before-checkpoint "
+                    f"has removed the events that it signed: {names}"
+                )
+            )
     common.flush()
     failed = signer.post(made)
     for line in failed:

@@ -11,14 +11,13 @@ import msgspec
 from msgspec import structs
 
 from perdure.cli import common
-from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.chain import chain_heads, chain_problems, missing_ends, read_heads
 from perdure.inspect.consistency import Relatives
 from perdure.inspect.repair import plan_repair
 from perdure.inspect.retention import pruned_runs
 from perdure.inspect.schedules import schedule_problems
-from perdure.inspect.signed import NAMED, Book, PublicKey, kept_heads, signed_problems
+from perdure.inspect.signed import NAMED, Book, Comparison, PublicKey, compare, kept_heads
 from perdure.inspect.text import plural
 from perdure.inspect.verify import Verdict, verify_run
 from perdure.inspect.view import all_rows, require
@@ -95,7 +94,8 @@ def command(
                 common.out(common.clean(_line(verdict)))
         kept += [] if book is None else kept_heads(book)
         problems = [*store.problems(), *deleted, *schedule_problems(store), *chain_problems(store, kept)] if run_id is None else []
-        problems += [] if book is None else _unsigned(store, str(signatures), book)
+        compared = None if book is None else compare(store, book)
+        problems += [] if book is None or compared is None else _unsigned(str(signatures), book, compared)
         pruned = pruned_runs(store)
     for problem in problems:
         if as_json:
@@ -104,6 +104,11 @@ def command(
             common.out(common.clean(problem))
     if book is not None and not as_json:
         common.out(common.clean(_told(str(signatures), book)))
+    if compared is not None and compared.uncompared:
+        if as_json:
+            common.out_json({"run_id": None, "problem": None, "uncompared": compared.uncompared})
+        else:
+            common.out(common.clean(_removed(compared.uncompared)))
     if run_id is None and not as_json:
         damaged = bad - wrong_rows
         found = [
@@ -122,11 +127,19 @@ def command(
     return common.DIFFERENT if bad or problems else common.SUCCEEDED
 
 
-def _unsigned(store: Reading, file: str, book: Book) -> list[str]:
+def _removed(runs: list[str]) -> str:
+    more = f" and {len(runs) - NAMED:,} more" if len(runs) > NAMED else ""
+    return (
+        f"not comparable with the statements: signed events of {plural(len(runs), 'run')}, which prune --before-checkpoint removed before "
+        f"a later statement: {', '.join(runs[:NAMED])}{more}"
+    )
+
+
+def _unsigned(file: str, book: Book, compared: Comparison) -> list[str]:
     """How the journal contradicts the statements, in words. At most NAMED runs are named one by one."""
     empty = None if book.statements else f"{file} holds no statement that this key has signed"
     found = [problem for problem in (book.problem or empty,) if problem is not None]
-    wrong = list(signed_problems(store, book))
+    wrong = compared.problems
     more = len(wrong) - NAMED
     return [*found, *wrong[:NAMED], *([f"and {plural(more, 'more run')} that contradict the statements"] if more > 0 else [])]
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from perdure.fork import Fork, Forks, Purse, Stub
     from perdure.settings import Settings
 
-Kind = Literal["same", "other_path", "different", "would_call", "failed"]
+Kind = Literal["same", "other_path", "different", "would_call", "failed", "checkpoint"]
 PARALLEL = 8  # how many rehearsals run at a time: most of the time they wait for a model
 _WORDS: dict[Kind, str] = {
     "same": "same path",
@@ -44,6 +44,7 @@ _WORDS: dict[Kind, str] = {
     "different": "different outcome",
     "would_call": "would call something else",
     "failed": "could not be rehearsed",
+    "checkpoint": "not rehearsed to its end",
 }
 _DIFFER = ("different", "would_call", "failed")
 
@@ -118,6 +119,7 @@ def command(
         "answers": codec.digest(msgspec.json.encode(list(answers))),
         "reads": reads,
         "text": compares_text,
+        "rules": 2,  # of the verdicts: a state file with other rules is not used
     }
     with common.existing_runs(url) as store, _kept(state_file, question) as kept:
         # A stored rehearsal is no recorded run.
@@ -226,16 +228,19 @@ def judged(fork: Fork, compares_text: bool = True) -> Verdict:
     left, right = fork.diff.left, fork.diff.right
     texts = isinstance(left.output, str) and isinstance(right.output, str)
     same_outcome = fork.diff.same_outcome or (not compares_text and texts and left.status == right.status)
+    other = [
+        call for call in right.calls if call.kind != "model" and (not call.answered or call.source in ("answers", "simulated", "read"))
+    ]
     kind: Kind
-    if fork.status == "stopped":
+    # A new call with an effect counts also if a stand-in or a prepared answer let the rehearsal go on to the same outcome.
+    if fork.status == "stopped" or any(call.effect not in (None, "read") for call in other):
         kind = "would_call"
+    elif fork.status == "checkpoint":
+        kind = "checkpoint"  # this says nothing about the rest of the run: it is no difference
     elif not same_outcome:
         kind = "different"
     else:
         kind = "same" if same_effects(left, right) else "other_path"
-    other = [
-        call for call in right.calls if call.kind != "model" and (not call.answered or call.source in ("answers", "simulated", "read"))
-    ]
     return Verdict(fork.run_id, kind, end_words(left), end_words(right), left.used, right.used, fork.asked, other)
 
 
@@ -302,7 +307,8 @@ def _show(found: _Outcome, as_json: bool, spent: int, resumable: bool) -> None:
     if not found.total:
         common.note("no runs that match")
         return
-    common.table(("verdict", "runs"), [(words, f"{counts[kind]:,}") for kind, words in _WORDS.items()])
+    shown = [(words, f"{counts[kind]:,}") for kind, words in _WORDS.items() if kind != "checkpoint" or counts[kind]]
+    common.table(("verdict", "runs"), shown)
     common.out()
     cells = (("tokens in", "tokens_in"), ("tokens out", "tokens_out"))
     rows = [(title, f"{getattr(before, name):,}", f"{getattr(after, name):,}") for title, name in cells]
@@ -320,7 +326,8 @@ def _show(found: _Outcome, as_json: bool, spent: int, resumable: bool) -> None:
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
     called = "; ".join(f"would call {call_words(call, 120)}" for call in verdict.would_call)
-    now = called if verdict.verdict == "would_call" else "; ".join(part for part in (clip(verdict.now, 120), called) if part)
+    ended = "" if verdict.now.startswith("stopped") else clip(verdict.now, 120)
+    now = "; ".join(part for part in ((called, ended) if verdict.verdict == "would_call" else (ended, called)) if part)
     return verdict.run_id, _WORDS[verdict.verdict], clip(verdict.was, 120), now
 
 

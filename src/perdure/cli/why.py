@@ -91,6 +91,8 @@ def _print(page: Why, now: int, options: str) -> None:
         common.out(common.clean(page.fork))
     if page.said:
         common.out(common.clean(f'the agent last reported: "{page.said}"'))
+    if page.checkpoints is not None:
+        common.out(page.checkpoints)
     for one in page.reopened[-REOPENED_SHOWN:]:
         reason = f": {clip(one.reason, 200)}" if one.reason else ""
         common.out(common.clean(f"reopened by {one.by} at {moment(one.at, now)} (event {one.seq}), from event {one.back_to}{reason}"))
@@ -99,7 +101,7 @@ def _print(page: Why, now: int, options: str) -> None:
     nothing = "done: nothing" if page.status in FINISHED else "done: nothing yet"
     _section(f"done: {page.done_count:,}" if page.done_count else nothing, _ended(page, page.done, page.done_count, now, options))
     _section(f"not made, or failed: {page.not_done_count:,}", _ended(page, page.not_done, page.not_done_count, now, options))
-    _section(f"superseded, and it stays done: {len(page.superseded):,}", _superseded(page, now, options))
+    _section(f"superseded, and what it did stays: {len(page.superseded):,}", _superseded(page, now, options))
     _section("in doubt: it is not known whether it happened", [line for doubt in page.in_doubt for line in _doubt(doubt, now)])
     _section("cut off, and not repeated: the run is being cancelled" if page.cancel else "cut off, and will be run again", _again(page))
     _section("under way", [line for open_ in page.under_way for line in _under_way(open_)])

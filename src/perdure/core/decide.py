@@ -303,14 +303,15 @@ def after_hook(
         kind, why = "unknown", f"it found nothing, but {_may_still_run(call)}"
     match kind:
         case "happened":
+            result: Payload | None
+            failure = None
             try:
                 result = pack(tool.encode_result(outcome.result))
             except NotEncodable as refused:
                 failure = Failure(kind="not_encodable", type="NotEncodable", message=str(refused))
-                usage = call.cost_if("failed")
-                return After([ToolCallResolved("failed", by="reconcile", attempt=call.attempt, failure=failure, usage=usage)])
+                result = None
             usage = call.cost_if("happened")
-            return After([ToolCallResolved("happened", by="reconcile", attempt=call.attempt, result=result, usage=usage)])
+            return After([ToolCallResolved("happened", by="reconcile", attempt=call.attempt, result=result, failure=failure, usage=usage)])
         case "not_happened":
             settled = ToolCallResolved("did_not_happen", by="reconcile", attempt=call.attempt, final=outcome.final)
             if wanted and call.failed < attempts:

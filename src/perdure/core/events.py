@@ -14,8 +14,8 @@ cause of releases and of some post.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -413,8 +413,8 @@ class FrameChanged(Body, frozen=True, tag="frame_changed"):
     version: str
     by: str
     frame: Payload
-    # The frame applies to what the agent asked for because of this event, or because of an earlier one: it is the last
-    # event after which the journal has a statement of the agent.
+    # The seq of an event. `frame` applies to everything that the agent has asked for because of that event, or because
+    # of an earlier one. It is the highest cause of the calls and other statements that the agent has made so far.
     after: int
     note: str | None = None
 
@@ -694,28 +694,3 @@ def tag_of(body: AnyBody) -> str:
     tag = body.__struct_config__.tag
     assert isinstance(tag, str)
     return tag
-
-
-def payloads(body: AnyBody) -> Iterator[Payload]:
-    """Every payload in the body."""
-    for name in body.__struct_fields__:
-        value = getattr(body, name)
-        if isinstance(value, Payload):
-            yield value
-    if isinstance(body, CheckpointTaken):
-        yield from (one.payload for one in body.signals)
-        assert body.image.inline is not None
-        yield from _blobs_in(msgspec.json.decode(body.image.inline))
-
-
-def _blobs_in(value: Any) -> Iterator[Payload]:
-    """The payloads inside of an image that are stored as blobs."""
-    if isinstance(value, dict):
-        if isinstance(value.get("blob"), str) and isinstance(value.get("size"), int):
-            yield msgspec.convert(value, Payload)
-        else:
-            for item in value.values():
-                yield from _blobs_in(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _blobs_in(item)

@@ -407,7 +407,10 @@ def add_outcome(outcomes: dict[int, list[Event]], event: Event, *, of_tool: bool
 
 
 def _is_the_same(state: RunState, number: int) -> bool:
-    """If the agent makes this superseded call again, is it the same call? If not, nothing of the call has happened."""
+    """If the agent makes this superseded call again: does it keep its number and its recorded outcome?
+
+    False: the agent makes a new call.
+    """
     call = state.calls.get(number)
     if call is None and number <= state.forked_numbers:
         # The agent of a fork asks for an approval again: the people who decided about the run that was forked did not

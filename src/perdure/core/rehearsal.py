@@ -30,6 +30,7 @@ from perdure.core.events import (
     CallAnswered,
     CallRequestedAgain,
     ChildStarted,
+    Effect,
     Event,
     OutcomeReused,
     PlanGenerated,
@@ -84,6 +85,7 @@ class Taken(Struct, frozen=True):
     recorded: int | None  # the number of the same call in the recording; None: the recording has no such call
     source: AnswerSource | None = None  # None: the call has no answer
     answer: Completion | None = None
+    effect: Effect | None = None  # the effect class, if it is a call of a tool
 
 
 class _Outcome(Struct, frozen=True):
@@ -350,7 +352,8 @@ class Rehearsal:
         self._ready += [structs.replace(one, completion=_numbered(one.completion, number)) for one in outcomes]
         ended = any(not (isinstance(command, CallTool) and _is_granted(one.completion)) for one in outcomes)
         source: AnswerSource | None = None if not ended else "edited" if edited else "recorded"
-        self.taken[number] = Taken(number, *described(command), recorded, source)
+        effect = command.tool.effect if isinstance(command, CallTool) else None
+        self.taken[number] = Taken(number, *described(command), recorded, source, effect=effect)
 
     def _same(self, command: Asked) -> int | None:
         kind, name, args = described(command)

@@ -31,7 +31,17 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.core.history import History, ends_wait, history, inherited, is_stated, life_at
-from perdure.core.state import CallState, RunState, fold, is_certain_end, is_made_anew, is_repeatable, is_repeatable_class, unsettled
+from perdure.core.state import (
+    CallState,
+    ChildState,
+    RunState,
+    fold,
+    is_certain_end,
+    is_made_anew,
+    is_repeatable,
+    is_repeatable_class,
+    unsettled,
+)
 from perdure.errors import Conflict, InvalidInput
 
 _NONE: Mapping[int, ChildFinished] = MappingProxyType({})
@@ -48,7 +58,9 @@ class Reopening(Struct, frozen=True):
     kept: Sequence[CallState]  # calls with a result that the agent knew, and still knows
     again: Sequence[CallState]  # failed calls: they are attempted again, or are in doubt if they may have happened
     superseded: Sequence[CallState]  # begun calls that the agent knows only when it makes them again
+    superseded_children: Sequence[ChildState]  # the same for children
     children: Sequence[str]  # ids of the children that have to be reopened in the same commit
+    withdrawn: Sequence[int]  # approvals after `back_to` that were not used yet: they are withdrawn
     over: BudgetExceeded | None  # the budget that stopped the run, or that did not cover a call after `back_to`
 
 
@@ -104,7 +116,9 @@ def reopening(
         kept=[call for number, call in sorted(state.calls.items()) if number in asked and call.phase == "completed"],
         again=[state.calls[number] for number in waits.again],
         superseded=[call for number, call in sorted(state.calls.items()) if number not in asked and call.begun],
+        superseded_children=[child for number, child in sorted(state.children.items()) if number not in asked],
         children=[state.children[number].run_id for number in waits.children],
+        withdrawn=withdrawn,
         over=state.over or _over(dropped),
     )
 
@@ -253,7 +267,7 @@ def _is_failure(event: Event) -> bool:
         case ToolCallFailed():
             return body.final
         case ToolCallResolved():
-            return body.outcome == "failed"
+            return body.result is None and body.outcome != "did_not_happen"
         case ToolCallCompleted():
             return body.result is None
         case ApprovalDecided():

@@ -103,13 +103,12 @@ def completion_of(event: Event, load: Callable[[Payload], bytes]) -> Completion 
         case ToolCallFailed() if event.call is not None and body.final:
             return CallFailed(event.call, body.failure, body.attempt)
         case ToolCallResolved() if event.call is not None:
-            if body.outcome == "happened":
-                assert body.result is not None
-                return CallCompleted(event.call, load(body.result))
-            if body.outcome == "failed":
+            if body.outcome == "did_not_happen":
+                return None
+            if body.result is None:
                 assert body.failure is not None
                 return CallFailed(event.call, body.failure, body.attempt)
-            return None
+            return CallCompleted(event.call, load(body.result))
         case CallAnswered() if event.call is not None:
             if body.child is not None:
                 return ChildEnded(event.call, body.child, None if body.result is None else load(body.result), body.failure)
@@ -412,11 +411,11 @@ def _ending(outcome: Succeeded | Failed | Cancelled) -> str:
 def _recorded(body: AnyBody, call: int | None) -> str:
     match body:
         case ToolCallInitiated(tool=tool, args=args) | ToolCallProposed(tool=tool, args=args):
-            return f"call {call}: {tool}({_shown(args)})"
+            return f"call {call}: {tool}({args_words(args)})"
         case ApprovalRequested(action=action, input=asked):
-            return f"approval {call}: {action} {_shown(asked)}"
+            return f"approval {call}: {action} {args_words(asked)}"
         case ChildStarted(agent=agent, input=args):
-            return f"child {call}: {agent}({_shown(args)})"
+            return f"child {call}: {agent}({args_words(args)})"
         case PatchMarked(name=name):
             return f"the mark of the change {name!r}"
         case CallRequestedAgain():
@@ -424,9 +423,9 @@ def _recorded(body: AnyBody, call: int | None) -> str:
         case PlanGenerated():
             return _plan(body)
         case CheckpointTaken(state=state):
-            return f"a checkpoint with {_shown(state)}"
+            return f"a checkpoint with {args_words(state)}"
         case RunSucceeded(output=output):
-            return f"the run's success with {_shown(output)}"
+            return f"the run's success with {args_words(output)}"
         case RunFailed(failure=failure):
             return f"the run's failure with {failure.type}: {_short(failure.message)}"
         case _:
@@ -434,10 +433,11 @@ def _recorded(body: AnyBody, call: int | None) -> str:
 
 
 def _plan(body: PlanGenerated) -> str:
-    return f"the plan {body.digest[:12]} {_shown(body.plan)}"
+    return f"the plan {body.digest[:12]} {args_words(body.plan)}"
 
 
-def _shown(payload: Payload | None) -> str:
+def args_words(payload: Payload | None) -> str:
+    """Arguments as JSON, cut."""
     if payload is None:
         return ""
     inline = payload.inline

@@ -354,8 +354,9 @@ class RunCore:
         self._withdrawn: set[int] = set()  # approvals to withdraw
         self._settling: set[int] = set()  # approvals that the engine was told to settle
         self._compared: set[str] = set()  # names of tools whose pin was compared with the recorded pin
-        # Failures and reused outcomes that were recorded during `_obey`. They are delivered after the last command.
-        self._refused: deque[tuple[Event, Event]] = deque()  # (event, the event that holds the completion)
+        # Failures and reused outcomes that were recorded during `_obey`. They are delivered after the last command. Each is
+        # (the recorded event, the event whose completion is delivered). For a reused outcome these are two events.
+        self._refused: deque[tuple[Event, Event]] = deque()
         self._obeying = False
         self._ended_mono: dict[int, int] = {}  # → when the last attempt ended in this worker without a result
         self._claimed_mono = 0
@@ -655,7 +656,7 @@ class RunCore:
             frontier = replay(self._machine, events, self._load)
             if frontier.in_the_way is not None:  # the code of this version has changed since a person let it go on with the run
                 raise Diverged(f"this code cannot go on with the run: {frontier.in_the_way}", seq=state.seq)
-            # What an earlier life has left, and had stopped to wait for, is not wanted.
+            # Open calls of an earlier life, for which the agent had stopped waiting, are unwanted.
             left = {
                 number for number in self._open_numbers() if number not in frontier.calls and number not in self._machine.earlier.requests
             }

@@ -15,7 +15,7 @@ the calls keep their states, except that a failed call may be tried again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -780,6 +780,8 @@ class RunState(Struct, gc=False, eq=False):
             # The worker died inside the attempt, and the same key is sent again: the earlier attempt may have
             # happened.
             call.unsettled, call.doubtful = call.may_cost, True
+        elif call.phase == "started":
+            call.unproven = True  # its class allows another attempt, but the lost one may have happened
         self._move(call, event, "initiated")
         if call.attempt == 0:
             call.first_ts = event.ts  # the age of a key counts from its first attempt, not from the proposal
@@ -803,7 +805,8 @@ class RunState(Struct, gc=False, eq=False):
             case ToolCallFailed():
                 began = call.phase == "started" and body.failure.type not in (NOT_STARTED, LOST)
                 call.withdrawn += body.failure.type == NOT_STARTED
-                call.unproven = call.unproven or (began and body.failure.kind not in HARMLESS_KINDS)
+                sent = call.phase == "started" and body.failure.type != NOT_STARTED
+                call.unproven = call.unproven or (sent and body.failure.kind not in HARMLESS_KINDS)
                 self._move(call, event, "failed_for_good" if body.final else "failed")
                 self._count(call, body.attempt, body.failure, event.ts)
                 self._take_progress(call, body.progress)
@@ -971,7 +974,13 @@ def image_of(state: RunState, requests: Sequence[Event], outcomes: Sequence[Even
 def image_problem(state: RunState, body: CheckpointTaken, events: Sequence[Event]) -> str | None:
     """How the image contradicts the events before the checkpoint; None if it does not. `state`: the fold of `events`."""
     image = image_in(body)
-    if any(event_at(events, one.seq) != one for one in (*image.requests, *image.outcomes)):
+    unknown = [one for one in (*image.requests, *image.outcomes) if event_at(events, one.seq) != one]
+    if unknown and len(events) > 1 and isinstance(events[1].body, CheckpointTaken):
+        # The events before this first checkpoint may have been removed. Its image still has those that are needed.
+        first = image_in(events[1].body)
+        kept = {one.seq: one for one in (*first.requests, *first.outcomes)}
+        unknown = [one for one in unknown if kept.get(one.seq) != one]
+    if unknown:
         return "it holds an event that is not in the journal before it"
     return None if image_of(state, image.requests, image.outcomes) == body.image.inline else "it does not hold the state of the run"
 
@@ -980,6 +989,29 @@ def image_in(body: CheckpointTaken) -> Image:
     """The image that this checkpoint holds."""
     assert body.image.inline is not None
     return _decode_image(body.image.inline)
+
+
+def payloads(body: AnyBody) -> Iterator[Payload]:
+    """Every payload in the body. Of those in the image of a checkpoint, the ones that are stored as blobs."""
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        if isinstance(value, Payload):
+            yield value
+    if isinstance(body, CheckpointTaken):
+        yield from (one.payload for one in body.signals)
+        yield from (one for one in _payloads_in(image_in(body)) if isinstance(one.blob, str))
+
+
+def _payloads_in(value: Any) -> Iterator[Payload]:
+    """The payloads in a structure. JSON of users is inside of payloads, and is not looked into: it may look like one."""
+    if isinstance(value, Payload):
+        yield value
+    elif isinstance(value, Struct):
+        for name in value.__struct_fields__:
+            yield from _payloads_in(getattr(value, name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _payloads_in(item)
 
 
 # The keys of a call follow from `created`.
@@ -1012,11 +1044,30 @@ def keeps_failure(call: CallState) -> bool:
 
 
 def is_certain_end(call: CallState) -> bool:
-    """Did the effect of this failed call certainly happen?
+    """Did this failed call certainly happen, so that only its result is lost?
 
-    If so, only its result is lost: it is never attempted again.
+    Such a call is never attempted again. perdure 0.1 recorded it as failed, if a reconcile hook said that it happened.
     """
     return call.failure is not None and call.failure.kind == "not_encodable"
+
+
+Happened = Literal["yes", "maybe", "no"]
+
+
+def happened(call: CallState) -> Happened:
+    """Has this call changed something outside? "maybe": nothing proves that it has, and nothing proves that it has not.
+
+    Lists of what a run has done, or may have done, are made with this function. `read` calls and requests to models
+    change nothing.
+    """
+    if call.effect == "read" or call.of_model:
+        return "no"
+    if call.phase == "completed" or is_certain_end(call):
+        return "yes"
+    if not call.begun or call.effect == "transaction":
+        return "no"  # a transaction without a result was rolled back
+    under_way = call.phase in ("started", "in_doubt")
+    return "maybe" if under_way or call.doubtful or call.unproven else "no"
 
 
 def own_children(state: RunState) -> list[str]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from perdure.core.codec import Payload
-from perdure.core.events import Event, payloads
-from perdure.core.state import fold
+from perdure.core.events import Event
+from perdure.core.state import fold, payloads
 from perdure.engine.api import Reading
 from perdure.engine.artifacts import opened
 from perdure.errors import NotFound, StoreError

@@ -319,6 +319,9 @@ class Trail:
                 self._version = version
             case RunClaimed(version=version):
                 self._version = version or self._version
+            case CheckpointTaken():
+                # If the events before it were removed, no other event says which version had driven the run.
+                self._version = image_in(event.body).version
             case RunReopened():
                 self.reopened = True
 

@@ -23,6 +23,7 @@ from perdure.core.events import (
     ChildFinished,
     ChildStarted,
     Event,
+    event_at,
 )
 from perdure.core.fork import copies
 from perdure.core.state import AskState, RunState, own_children
@@ -108,16 +109,19 @@ def _fork_problem(store: Reading, row: RunRow, state: RunState, events: Sequence
     if forked is None or (imported is not None and imported.fork_of is None) or store.get(forked.parent) is None:
         return None
     said = f"event {state.inherited + 1} says that the events before it were copied from run {forked.parent}, and"
-    recorded = store.read(forked.parent)[: state.inherited]
+    recorded = [event for event in store.read(forked.parent) if event.seq <= state.inherited]
+    checkpoint = store.checkpoint(forked.parent)
     try:
         head = store.hash_at(forked.parent, state.inherited).hex()
     except NotFound:
-        return Inconsistency(f"{said} that run has only {len(recorded)} events", state.inherited + 1)
+        if checkpoint is not None and checkpoint.removed > state.inherited:
+            return None  # since then, the events that were copied were removed by prune --before-checkpoint
+        return Inconsistency(f"{said} that run has only {recorded[-1].seq} events", state.inherited + 1)
     if head != forked.head:
         return Inconsistency(f"{said} event {state.inherited} there has another hash", state.inherited + 1)
-    for copy, event in zip(copies(recorded, row.run_id)[1:], events[1 : state.inherited], strict=True):
-        if copy != event:
-            return Inconsistency(f"{said} event {event.seq} there is another one", event.seq)
+    for copy in copies(recorded, row.run_id)[1:]:
+        if copy != event_at(events, copy.seq):
+            return Inconsistency(f"{said} event {copy.seq} there is another one", copy.seq)
     return None
 
 

@@ -53,6 +53,7 @@ class DiffCall(Struct, frozen=True, omit_defaults=True):
     answered: bool = False  # False: the call has no result and no error (yet)
     source: str | None = None  # only in a fork: where the answer came from, such as "recorded" or "simulated"
     digest: str = ""  # the digest of the arguments; for a model, the digest of the whole request
+    effect: str | None = None  # only in a fork, for a tool: its effect class
 
 
 class CallPath(Struct, frozen=True):
@@ -60,7 +61,7 @@ class CallPath(Struct, frozen=True):
 
     name: str  # "run order-7", or "fork of run order-7 at event 12"
     calls: Sequence[DiffCall]
-    status: str  # the status of the run; a fork may also be "stopped" (at a call without an answer) or "waiting"
+    status: str  # the status of the run; a fork may also be "stopped" (at a call without an answer), "waiting" or "checkpoint"
     used: Usage
     output: Any = None
     error: str | None = None
@@ -280,6 +281,8 @@ def end_words(path: CallPath, width: int = _WIDTH) -> str:
     """How a path ended."""
     if path.status == "succeeded":
         return f"succeeded with {clip(_json(path.output), width)}"
+    if path.status == "checkpoint":
+        return "takes a checkpoint, where a rehearsal ends"
     return clip(path.status.replace("_", " ") + (f": {path.error}" if path.error else ""), width)
 
 

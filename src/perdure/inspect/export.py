@@ -35,8 +35,8 @@ from msgspec import Struct, structs
 from perdure import shell
 from perdure.core import codec, identity
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, Event, decode_body, payloads
-from perdure.core.state import RunState, own_children
+from perdure.core.events import AnyBody, Event, decode_body
+from perdure.core.state import RunState, own_children, payloads
 from perdure.engine.api import Reading
 from perdure.engine.artifacts import allowed, opened
 from perdure.errors import InvalidInput, NotFound, StoreCorrupt

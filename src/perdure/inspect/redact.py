@@ -27,9 +27,9 @@ from msgspec import Raw, Struct
 
 from perdure.core import codec
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, CheckpointTaken, Event, LabelsChanged, RunCreated, SignalReceived, UnreadSignal, event_at, payloads
+from perdure.core.events import AnyBody, CheckpointTaken, Event, LabelsChanged, RunCreated, SignalReceived, UnreadSignal, event_at
 from perdure.core.prompt_deltas import is_request, rejoined
-from perdure.core.state import RunState, image_in, image_of
+from perdure.core.state import RunState, image_in, image_of, payloads
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.prompt import sources
 
@@ -120,6 +120,8 @@ class Redactor:
         self._load = load
         self._secrets: set[str] = set()
         self._numbers: set[int | float] = set()
+        self._short_numbers: set[int | float] = set()
+        self._in_json = _key_in_json(rules.keys)
         self._literals: re.Pattern[str] | None = None
         self._digests: dict[str, str] = {}  # digest of a value before the redaction → its digest after the redaction
         self.blobs: dict[str, bytes] = {}  # the new blobs
@@ -165,9 +167,12 @@ class Redactor:
                 self._keep(item)
         elif isinstance(value, str) and value and MARKER not in value:
             self._secrets.add(value)
-        elif isinstance(value, int | float) and not isinstance(value, bool) and sum(map(str.isdigit, str(value))) >= MIN_DIGITS:
-            self._numbers.add(value)
-            self._secrets.add(str(value))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            if sum(map(str.isdigit, str(value))) >= MIN_DIGITS:
+                self._numbers.add(value)
+                self._secrets.add(str(value))
+            else:
+                self._short_numbers.add(value)
 
     # -- the second pass ------------------------------------------------------------------------------------------------
     def redact(self, event: Event, state: RunState, events: Sequence[Event]) -> AnyBody:
@@ -202,7 +207,7 @@ class Redactor:
 
     def _compiled(self) -> re.Pattern[str]:
         long = {secret for secret in self._secrets if len(secret) >= MIN_CHARS}
-        self.short = len(self._secrets) - len(long)
+        self.short = len(self._secrets) - len(long) + len(self._short_numbers)
         forms = {form for secret in long for form in _forms(secret)}
         # The longest form comes first, because one secret may be a part of another secret.
         return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))) or r"(?!)")
@@ -282,6 +287,8 @@ class Redactor:
         return value
 
     def _text(self, text: str) -> str:
+        text, found = self._in_json.subn(_marked, text)
+        self.count += found
         for pattern in self._patterns():
             text, found = pattern.subn(MARKER, text)
             self.count += found
@@ -303,6 +310,23 @@ class Redactor:
                     f"{what}: its field {name or 'value'} matches a rule, or holds a redacted value, and cannot be redacted: the run needs it. "
                     "Nothing was written: narrow the rule"
                 )
+
+
+def _key_in_json(keys: frozenset[str]) -> re.Pattern[str]:
+    r"""Finds a key of a rule and its text, number or constant in JSON that is part of a text, such as {\"cents\":4900}.
+
+    The quotes may have backslashes, because the text may be in JSON itself.
+    """
+    if not keys:
+        return re.compile(r"(?!)")
+    names = "|".join(re.escape(key) for key in sorted(keys, key=len, reverse=True))
+    number = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+    value = rf'(?P=quote)(?!{re.escape(MARKER)})[^"\\]+(?P=quote)|{number}|true|false'
+    return re.compile(rf'(?P<key>(?P<quote>\\{{0,15}}")(?:{names})(?P=quote)\s*:\s*)(?:{value})', re.IGNORECASE)
+
+
+def _marked(found: re.Match[str]) -> str:
+    return f"{found['key']}{found['quote']}{MARKER}{found['quote']}"
 
 
 def _values_of_request(packed: Any) -> Iterator[Any]:

@@ -6,7 +6,8 @@ verify --signatures` compares it with the journal.
 
 The file has lines of JSON. First come lines for the runs that have changed since the last statement, then a statement:
 
-    {"kind": "run", "run_id": …, "seq": 12, "head": …}       the last event of a run, and its hash
+    {"kind": "run", "run_id": …, "seq": 12, "head": …}       the last event of a run, and its hash; `removed` and
+        `removed_head`: the events 2 to `removed` were removed before a checkpoint, and the hash of the last of them
     {"kind": "gone", "run_id": …, "seq": 12, "head": …}      a run that was pruned: what its tombstone says
     {"kind": "signed", "statement": …, "key": …, "signature": …}
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,10 +125,12 @@ def _small_file(path: Path) -> bytes:
 
 
 # -- statements -------------------------------------------------------------------------------------------------------
-class RunHead(Struct, frozen=True, gc=False, tag_field="kind", tag="run", forbid_unknown_fields=True):
+class RunHead(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="run", forbid_unknown_fields=True):
     run_id: str
     seq: int
     head: str
+    removed: int = 0  # the events from 2 to this one were removed before a checkpoint; 0: none
+    removed_head: str = ""  # the hash of that event
 
 
 class GoneHead(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="gone", forbid_unknown_fields=True):
@@ -162,6 +165,14 @@ class Leaf(Struct, frozen=True, gc=False):
     seq: int
     head: str
     statement: Statement
+    removed: int = 0
+    removed_head: str = ""
+    gone: bool = False  # the run had been pruned, or was a copy that had been taken back
+
+    @property
+    def compared_from(self) -> int:
+        """The signer has compared earlier statements about this event or a later one. Earlier events were removed."""
+        return self.seq if self.gone else self.removed
 
 
 _decode = msgspec.json.Decoder(RunHead | GoneHead | Signed).decode
@@ -189,9 +200,8 @@ class Book:
     def __init__(self) -> None:
         self.statements: list[Statement] = []
         self.heads: dict[str, tuple[int, str]] = {}  # run id → (seq, head), for all runs as of the last statement
-        # Run id → all statements about the run, in order; only runs that are not gone.
+        # Run id → all statements about the run, in order. If it is gone, the last one is what its tombstone says.
         self.signed: dict[str, list[Leaf]] = {}
-        self.gone: dict[str, Leaf] = {}
         self.problem: str | None = None
         self.good_bytes = 0  # the position in the file where the last complete statement ends
         self.torn_bytes = 0  # how many bytes follow that position, if they are a torn tail
@@ -266,16 +276,15 @@ class Book:
         for raw in lines:
             line = _decode(raw)
             assert not isinstance(line, Signed)
-            leaf = Leaf(line.seq, line.head, statement)
             if isinstance(line, RunHead):
                 self.heads[line.run_id] = (line.seq, line.head)
-                self.signed.setdefault(line.run_id, []).append(leaf)
-                self.gone.pop(line.run_id, None)
+                leaf = Leaf(line.seq, line.head, statement, line.removed, line.removed_head)
             else:
+                # The statements about a copy that was taken back stay as well. Its id can be used again: if it comes back,
+                # it must be the same run.
                 self.heads.pop(line.run_id, None)
-                self.gone[line.run_id] = leaf
-                if line.returned:
-                    self.signed.pop(line.run_id, None)
+                leaf = Leaf(line.seq, line.head, statement, gone=True)
+            self.signed.setdefault(line.run_id, []).append(leaf)
         self.statements.append(statement)
 
 
@@ -296,6 +305,7 @@ class NewStatement(Struct, frozen=True):
     lines: list[bytes]  # the lines of the runs that have changed
     signed: bytes  # the line of the statement itself
     statement: Statement
+    uncompared: list[str]  # the runs that could not be compared with the last statement: those events were removed
 
 
 def state(store: Reading, book: Book, key: SigningKey, *, now: int) -> NewStatement:
@@ -305,14 +315,24 @@ def state(store: Reading, book: Book, key: SigningKey, *, now: int) -> NewStatem
     """
     chain = tuple(chain_heads(store))
     now_has = {row.run_id: (row.seq, row.head.hex()) for row in all_rows(store) if row.specimen is None}
-    changed = {run_id: head for run_id, head in now_has.items() if book.heads.get(run_id) != head}
+    removed = store.removed()
+    changed = {
+        run_id: head
+        for run_id, head in now_has.items()
+        if book.heads.get(run_id) != head or book.signed[run_id][-1].removed != removed.get(run_id, (0,))[0]
+    }
     missing = [run_id for run_id in book.heads if run_id not in now_has]
     graves = _graves(store, missing)
     wrong = [_grave_problem(run_id, book.signed[run_id][-1], graves.get(run_id)) for run_id in missing]
-    wrong += [_run_problem(store, run_id, book.signed[run_id][-1:], *head) for run_id, head in changed.items() if run_id in book.signed]
+    compared = {
+        run_id: _compared(store, run_id, book.signed[run_id][-1:], *head) for run_id, head in changed.items() if run_id in book.signed
+    }
+    wrong += [problem for problem, _ in compared.values()]
     if found := [problem for problem in wrong if problem is not None]:
         raise Contradiction(found)
-    lines = [_line(RunHead(run_id, *changed[run_id])) for run_id in sorted(changed)]
+    # Read this after the comparison: what was removed since then counts as not compared.
+    gone = {run_id: (last, head.hex()) for run_id, (last, head) in store.removed().items()}
+    lines = [_line(RunHead(run_id, *changed[run_id], *gone.get(run_id, ()))) for run_id in sorted(changed)]
     lines += [_line(graves[run_id]) for run_id in sorted(missing)]
     statement = Statement(
         *(FORMAT, len(book.statements) + 1, iso(now), len(now_has), sum(seq for seq, _ in now_has.values())),
@@ -320,7 +340,7 @@ def state(store: Reading, book: Book, key: SigningKey, *, now: int) -> NewStatem
     )
     text = msgspec.json.encode(statement)
     signed = Signed(text.decode(), key.public.id, base64.b64encode(key.sign(text)).decode())
-    return NewStatement(lines, _line(signed), statement)
+    return NewStatement(lines, _line(signed), statement, [run_id for run_id, (_, uncompared) in compared.items() if uncompared])
 
 
 def _line(line: RunHead | GoneHead | Signed) -> bytes:
@@ -344,22 +364,29 @@ def _graves(store: Reading, run_ids: Sequence[str]) -> dict[str, GoneHead]:
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------
-def signed_problems(store: Reading, book: Book) -> Iterator[str]:
-    """How the journal contradicts the statements, in words, run by run."""
+class Comparison(Struct, frozen=True):
+    """How a journal and the statements about it compare."""
+
+    problems: list[str]  # how the journal contradicts the statements, in words, run by run
+    # The runs of which signed events were removed before a checkpoint, and no later statement proves the checkpoint.
+    uncompared: list[str]
+
+
+def compare(store: Reading, book: Book) -> Comparison:
+    found = Comparison([], [])
     missing: list[str] = []
     for run_id, leaves in book.signed.items():
         row = store.get(run_id)
         if row is not None and row.specimen is None:
-            problem = _run_problem(store, run_id, leaves, row.seq, row.head.hex())
-            if problem is not None:
-                yield problem
+            problem, uncompared = _compared(store, run_id, leaves, row.seq, row.head.hex())
+            found.problems.extend([] if problem is None else [problem])
+            found.uncompared.extend([run_id] if uncompared else [])
         else:  # a specimen is a copy, and not the run that was signed
             missing.append(run_id)
     graves = _graves(store, missing)
-    for run_id in missing:
-        problem = _grave_problem(run_id, book.signed[run_id][-1], graves.get(run_id))
-        if problem is not None:
-            yield problem
+    wrong = [_grave_problem(run_id, book.signed[run_id][-1], graves.get(run_id)) for run_id in missing]
+    found.problems.extend(problem for problem in wrong if problem is not None)
+    return found
 
 
 def _grave_problem(run_id: str, last: Leaf, grave: GoneHead | None) -> str | None:
@@ -370,18 +397,32 @@ def _grave_problem(run_id: str, last: Leaf, grave: GoneHead | None) -> str | Non
     return f"{_stated(run_id, last)}, and its tombstone says {plural(grave.seq, 'event')}, or another head: the tombstone was forged"
 
 
-def _run_problem(store: Reading, run_id: str, leaves: Sequence[Leaf], seq: int, head: str) -> str | None:
-    """The problem of a run whose last event is `seq`, with the hash `head`; None if there is no problem."""
+def _compared(store: Reading, run_id: str, leaves: Sequence[Leaf], seq: int, head: str) -> tuple[str | None, bool]:
+    """The problem of a run whose last event is `seq`, with the hash `head`; and whether it cannot be compared in full.
+
+    A signed event that was removed cannot be compared. But a later statement proves it, if the event was still there
+    when that statement was made: the signer has compared the two, and the later hash covers the earlier one.
+    """
+    unproven: list[int] = []  # signed events that were removed, and that no later statement proves
+    was_gone = "; it was gone meanwhile, and another run has its id now" if any(leaf.gone for leaf in leaves) else ""
     for leaf in leaves:
+        unproven = [one for one in unproven if one < leaf.compared_from]
         if seq < leaf.seq:
-            return (
-                f"{_stated(run_id, leaf)}, and its journal ends with event {seq}: its end was cut off, or the whole database was rolled back; "
-                "restore it from a backup"
-            )
+            problem = f"and its journal ends with event {seq}: its end was cut off, or the whole database was rolled back; restore it from a backup"
+            return f"{_stated(run_id, leaf)}, {problem}{was_gone}", False
         has = [head] if seq == leaf.seq else [one.hex() for one in store.hashes(run_id, leaf.seq - 1, 1)]
-        if has != [leaf.head]:
-            return f"{_stated(run_id, leaf)}, and event {leaf.seq} is another one now: its journal was rewritten after it was signed"
-    return None
+        # Read this after the hash: if the event was removed meanwhile, this says so.
+        now = store.checkpoint(run_id) if not has or leaf.removed else None
+        gone, gone_head = (0, "") if now is None or now.head is None else (now.removed, now.head.hex())
+        if gone < leaf.removed or (gone == leaf.removed and gone_head != leaf.removed_head):
+            problem = "and these are there again, or the hash of the last one is another one: its journal was rewritten after it was signed"
+            return f"{_stated(run_id, leaf)}, without the events 2 to {leaf.removed}, {problem}", False
+        if not has and 1 < leaf.seq < gone:
+            unproven.append(leaf.seq)
+        elif (has or [gone_head]) != [leaf.head]:
+            problem = f"and event {leaf.seq} is another one now: its journal was rewritten after it was signed"
+            return f"{_stated(run_id, leaf)}, {problem}{was_gone}", False
+    return None, bool(unproven)
 
 
 def _stated(run_id: str, leaf: Leaf) -> str:

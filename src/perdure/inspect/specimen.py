@@ -19,8 +19,8 @@ from perdure import shell
 from perdure.core import codec, identity
 from perdure.core.budget import NOTHING, Amounts
 from perdure.core.codec import Payload
-from perdure.core.events import ChildStarted, Event, Limits, encode_body, payloads
-from perdure.core.state import RunState
+from perdure.core.events import ChildStarted, Event, Limits, encode_body
+from perdure.core.state import RunState, payloads
 from perdure.errors import Conflict, InvalidInput, PerdureError, StoreCorrupt
 from perdure.inspect.export import Export, ExportedArtifact, ExportedJournal, artifact_chunks, load
 from perdure.inspect.projection import row_of, specimen_row

@@ -71,7 +71,7 @@ from perdure.core.events import (
     Usage,
 )
 from perdure.core.prompt_deltas import is_request, told
-from perdure.core.state import LOST, CallState
+from perdure.core.state import LOST, CallState, RunState
 from perdure.core.times import iso as iso
 from perdure.core.times import micros_of, utc
 from perdure.errors import StoreCorrupt
@@ -498,7 +498,7 @@ def _first_attempt(event: Event, body: ToolCallInitiated, call: str) -> str:
 
 def _resolution(body: ToolCallResolved) -> str:
     told = {
-        "happened": f"it happened, and returned {shown(body.result)}",
+        "happened": f"it happened, and {_result_of(body)}",
         "did_not_happen": f"it did not happen{' and never will' if body.final else ''}",
         "failed": "it counts as failed",
     }
@@ -506,6 +506,10 @@ def _resolution(body: ToolCallResolved) -> str:
     cost = f"; charged: {used(body.usage)}" if used(body.usage) else ""
     who = "its reconcile hook says" if body.by == "reconcile" else f"{body.by} says"
     return f"{who} that {told[body.outcome]}{note}{cost}"
+
+
+def _result_of(body: ToolCallResolved) -> str:
+    return f"returned {shown(body.result)}" if body.failure is None else f"its result could not be recorded: {failed(body.failure)}"
 
 
 def _request(event: Event, body: ApprovalRequested) -> str:
@@ -709,3 +713,10 @@ def limits_words(limits: Limits) -> str:
         None if limits.busy_us is None else amount("seconds", limits.busy_us),
     ]
     return ", ".join(part for part in parts if part is not None) or "nothing"
+
+
+def checkpoint_words(state: RunState) -> str | None:
+    """How many checkpoints the run has taken; None if it has taken none."""
+    if not state.checkpoints:
+        return None
+    return f"{plural(state.checkpoints, 'checkpoint')}, the last at event {state.checkpoint}"

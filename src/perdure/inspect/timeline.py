@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from perdure.core.events import (
     ApprovalRequested,
+    CheckpointTaken,
     ChildStarted,
     Event,
     PlanGenerated,
@@ -24,6 +25,7 @@ from perdure.core.events import (
     encode_body,
 )
 from perdure.core.identity import CallKeys
+from perdure.core.state import image_in
 from perdure.inspect.branches import Superseded
 from perdure.inspect.text import Load, clip, iso, plain, sentence
 
@@ -78,6 +80,11 @@ class EventNames:
                 case RunForked(run_id=fork) if self._created is not None:
                     self._keys = CallKeys.of(self._created, fork)
                     self.in_rehearsal = fork == self._created.run_id and self._created.rehearses is not None
+                case CheckpointTaken():
+                    # If the events before it were removed, only its image has the requests of the calls that are open.
+                    for request in image_in(event.body).requests:
+                        if request.call not in self.calls:
+                            self.learn(request)
                 case PlanGenerated(plan=plan):
                     self._described = {name: description for name, _, description in steps_in(plain(plan, self._load))}
                 case StatusReported(text=text) if self._described is not None:

@@ -173,8 +173,12 @@ def trace(
     `read` reads the journals of the run's parent and children. `load` reads payloads from the blob store.
     """
     seq = to_explain(events) if seq is None else seq
-    if not 1 <= seq <= len(events):
-        raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {seq}")
+    if not 1 <= seq <= events[-1].seq:
+        raise NotFound(f"run {run_id} has the events 1 to {events[-1].seq}; there is no event {seq}")
+    if event_at(events, seq) is None:
+        raise NotFound(
+            f"run {run_id}: event {seq} was removed; the first event after its first one is its checkpoint, event {events[1].seq}"
+        )
     chain = _chain(events, seq)
     teller = _Teller(run_id, events, chain, read, load)
     links: list[Link] = []

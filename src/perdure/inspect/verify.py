@@ -18,8 +18,17 @@ import msgspec
 from msgspec import Struct, structs
 
 from perdure.core import identity
-from perdure.core.events import CheckpointTaken, Event, RunClaimed, RunCreated, RunReopened, decode_body, payloads
-from perdure.core.state import RunState, image_problem
+from perdure.core.events import (
+    CheckpointTaken,
+    Event,
+    OutcomeReused,
+    RunClaimed,
+    RunCreated,
+    RunReopened,
+    decode_body,
+    event_at,
+)
+from perdure.core.state import RunState, image_in, image_problem, payloads
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.artifacts import artifact_problem
@@ -168,6 +177,7 @@ class Verified:
         self._stored = stored
         self._blobs: set[str] = set()
         self._removed, self._removed_head = (checkpoint.removed, checkpoint.head) if checkpoint is not None else (0, None)
+        self._held = set[int]()  # the removed events that the checkpoint after them holds
         self.checkpoint = 0  # where a resume begins to read
 
     def check(self) -> None:
@@ -243,6 +253,11 @@ class Verified:
             raise _Bad(seq, "the first event, and no other, creates the run" + (f"; it is {event.type}" if seq == 1 else ""))
         if isinstance(body, RunCreated) and body.run_id != self._row.run_id:
             raise _Bad(seq, f"it creates run {body.run_id!r}, not this one")
+        if isinstance(body, RunReopened) and not self._removed < body.back_to < seq:
+            gone = f", and the events 2 to {self._removed} were removed" if body.back_to <= self._removed else ""
+            raise _Bad(seq, f"it lets the run go back to event {body.back_to}{gone}: no worker can go on with this run")
+        if isinstance(body, OutcomeReused) and event_at(self.events, body.of) is None and body.of not in self._held:
+            raise _Bad(seq, f"it gives the agent the content of event {body.of}, which does not lie before it, or was removed")
         claimed = isinstance(body, RunClaimed)
         if self._removed and seq == self._removed + 1:
             return
@@ -253,7 +268,9 @@ class Verified:
     def _check_checkpoint(self, event: Event) -> None:
         body = event.body
         if isinstance(body, CheckpointTaken):
-            if event.seq != self._removed + 1:
+            if event.seq == self._removed + 1:
+                self._held = {one.seq for one in image_in(body).outcomes}
+            else:
                 problem = image_problem(self.state, body, self.events)
                 if problem is not None:
                     raise _Bad(event.seq, f"it is no checkpoint of this run: {problem}")

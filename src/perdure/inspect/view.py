@@ -297,7 +297,7 @@ def child_record(
 def call_record(
     call: CallState, load: Callable[[Payload], bytes], step: PlanStep | None = None, now: ProgressRow | None = None
 ) -> dict[str, Any]:
-    """One call and its phase, as one JSON object. `now`: the stored progress of the attempt under way."""
+    """One call as a JSON object. `now`: the last progress that the attempt under way has stored, if there is one."""
     return {
         "call": call.number,
         "kind": "model" if is_request(call.args) else "tool",

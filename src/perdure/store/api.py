@@ -116,7 +116,8 @@ class RunRow(Struct, frozen=True, gc=False):
         if imported is not None and imported.fork_of is not None:
             raise Conflict(
                 f"run {self.run_id} is a rehearsal, a fork of run {imported.fork_of}: no worker drives it, and it takes nothing",
-                hint=f"for a fork with effects: {shell.command('fork', imported.fork_of)} --at {imported.at} --live",
+                hint=f"for a fork with effects: {shell.command('fork', imported.fork_of)} --at {imported.at} --live, with the same --edit and "
+                f"--input as the rehearsal ({shell.command('why', self.run_id)} names them)",
             )
         if self.specimen is not None:
             raise Conflict(
@@ -621,6 +622,7 @@ class Checkpointed(Struct, frozen=True, gc=False):
     status: Status
     updated_at: int
     events: int  # how many
+    needed: str | None = None  # why they must stay for now, in words; None: they can be removed
 
 
 class Tombstone(Struct, frozen=True, gc=False):
@@ -678,7 +680,7 @@ class MissingHead(Struct, frozen=True, gc=False):
     """
 
     number: int
-    first_seq: int  # the seq of the first event that is in the chain, and is missing or different in the journal
+    first_seq: int  # the seq of the first event that the journal-wide chain has, and the run's journal not, or another
     last_seq: int
     name: str | None  # the run's id in the chain, if the missing events include its first event
     run_id: str | None  # the id of the run that has this number now; None if there is none
@@ -758,6 +760,9 @@ class Reading(Protocol):
 
     def checkpoint(self, run_id: str) -> Checkpoint | None:
         """Where the run begins, if its agent has taken a checkpoint."""
+
+    def removed(self) -> dict[str, tuple[int, bytes]]:
+        """The runs whose events from 2 on were removed before a checkpoint: the last of these events, and its hash."""
 
     def read_many(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
         """Like `read`, for several runs in one statement. `after`: run id → the seq of its last known event."""
@@ -1341,7 +1346,10 @@ class ArchiveStore(Protocol):
         """The runs without a holder that have events before their last checkpoint, in order, after the place `after`."""
 
     def remove_before_checkpoint(self, run_id: str, *, by: str, now: int) -> Pruned:
-        """Remove the events between the run's first event and its last checkpoint."""
+        """Remove the events between the run's first event and its last checkpoint.
+
+        Conflict if something still needs these events: a notice that was not sent, or an undo that has not ended.
+        """
 
     def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:
         """Delete these families in one transaction, with the blobs that no other run uses. Each run gets a tombstone.

@@ -14,7 +14,8 @@ import msgspec
 from perdure import shell
 from perdure.core.approval import ApprovalFacts, Judgement, Standing, Vote, judge
 from perdure.core.codec import Payload
-from perdure.core.events import ApprovalRequested, Event, ToolCallInitiated
+from perdure.core.events import ApprovalRequested, CheckpointTaken, Event, ToolCallInitiated
+from perdure.core.state import image_in
 from perdure.errors import NotFound, RunEnded, StoreCorrupt
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, ApprovalStatus, Refused
 from perdure.store.blobs import Blobs
@@ -104,12 +105,14 @@ class Approvals(Blobs):
             # If the approval belongs to another tenant, the error is the same: the caller must not learn that the
             # approval exists.
             if known is None or tenant not in (None, known[4]):
-                raise NotFound(f"there is no approval {approval}", hint="`perdure approvals` shows the pending approvals")
+                raise _no_such(approval)
             # Lock the run first and then the approval, as the appends of the run's holder do. With another order the
             # two transactions could deadlock.
             run = cursor.all("run_to_change", (known[1],))[0]
             found = cursor.all("approval_to_change", (approval,))[0]
             row, seq = approval_row(found), found[17]
+            if row is None:
+                raise _no_such(approval)
             run_row(run).check_live()
             status = run_row(run).status
             if status in FINISHED:
@@ -152,12 +155,20 @@ class Approvals(Blobs):
         return [row for row in found if row is not None]
 
 
-def approval_row(row: Row) -> ApprovalRow:
-    """An approval, from the columns that approval_by_id and list_approvals share."""
+def approval_row(row: Row) -> ApprovalRow | None:
+    """An approval, from the columns that approval_by_id and list_approvals share.
+
+    None: it is settled, and its request was removed by `prune --before-checkpoint`.
+    """
     approval, run_id, call, agent, tenant, actor, asked_at, settled_at = row[:8]
     status, deciders, expires_at, escalated, voters, digest, settled_by, note, _, seq, data = row[8:]
     what = f"event {seq} of run {run_id}"
-    request = body_from(data, what)
+    request: object = body_from(data, what)
+    if isinstance(request, CheckpointTaken):
+        # The request was removed. The run's agent still waits for the approval if the image of the checkpoint has it.
+        request = next((ask.request for ask in image_in(request).asks if ask.request.approval == approval), None)
+        if request is None and status != "pending":
+            return None
     if not isinstance(request, ApprovalRequested) or request.approval != approval:
         raise StoreCorrupt(
             f"{what} is not the request of approval {approval}", hint=f"see what else is damaged: {shell.command('verify', run_id)}"
@@ -173,6 +184,10 @@ def approval_row(row: Row) -> ApprovalRow:
         escalated=bool(escalated),
     )
     return ApprovalRow(approval, run_id, call, agent, tenant, actor, asked_at, standing, settled_at)
+
+
+def _no_such(approval: str) -> NotFound:
+    return NotFound(f"there is no approval {approval}", hint="`perdure approvals` shows the pending approvals")
 
 
 def _approval_or_none(row: Row) -> ApprovalRow | None:

@@ -137,7 +137,9 @@ class Wholes(Part):
             keys = [cursor.one("run_to_keep", (name,)) for name in dict.fromkeys((root, new.parent))]
             if None in keys:
                 raise NotFound(f"run {new.parent} was pruned meanwhile; nothing was written")
-            # An undo whose transaction has not ended yet comes after the fork: that is allowed, so no lock is needed.
+            # A prune --before-checkpoint waits for this lock: it deletes blobs that no other run uses. An undo whose transaction
+            # has not ended yet comes after the fork: that is allowed.
+            cursor.one("run_to_change", (new.parent,))
             if new.is_live and cursor.one("run_key", (undo_id(new.parent),)) is not None:
                 raise undone(new.parent, "no live fork can be made of it")
             shared = {"runs": as_json([key[0] for key in keys if key is not None])}

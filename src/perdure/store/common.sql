@@ -432,6 +432,22 @@ SELECT c.seq, c.removed, c.head, c.by, c.at FROM perdure_checkpoints AS c JOIN p
 -- name: checkpoint_to_change
 SELECT c.seq, c.removed FROM perdure_checkpoints AS c WHERE c.run = ?
 
+-- name: needed_before_checkpoint
+-- What still needs the events of this run before its last checkpoint: a notice that was not sent, or an undo of the family that has not ended.
+SELECT CASE
+    WHEN EXISTS (SELECT 1 FROM perdure_notices AS n WHERE n.run = c.run AND n.seq > 1 AND n.seq < c.seq) THEN 'notice'
+    WHEN EXISTS (SELECT 1 FROM perdure_runs AS u WHERE u.run_id = :undo AND u.status NOT IN ('succeeded', 'failed', 'cancelled')) THEN 'undo'
+END FROM perdure_checkpoints AS c WHERE c.run = :run
+
+-- name: removed_events
+-- The runs whose events before a checkpoint were removed, with the last of these events and its hash.
+SELECT r.run_id, c.removed, c.head FROM perdure_checkpoints AS c JOIN perdure_runs AS r ON r.id = c.run WHERE c.removed > 0
+
+-- name: removed_in_family
+-- The runs of this family whose events before a checkpoint were removed.
+SELECT r.run_id, c.removed FROM perdure_checkpoints AS c JOIN perdure_runs AS r ON r.id = c.run
+WHERE c.removed > 0 AND (r.run_id = :root OR r.run_id > :root || '/' AND r.run_id < :root || '0') ORDER BY r.id
+
 -- name: prune_up_to
 UPDATE perdure_checkpoints SET removed = :removed, head = :head, by = :by, at = :now WHERE run = :run
 

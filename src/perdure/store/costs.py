@@ -10,15 +10,17 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from perdure.core.events import Unsettled, Usage
-from perdure.core.state import LOST
+from perdure.core.events import CheckpointTaken, Unsettled, Usage
+from perdure.core.state import LOST, Image, image_in
 from perdure.errors import StoreCorrupt
 from perdure.store.api import ONE_GROUP_EACH, CostRow
 from perdure.store.cursor import Database, Row
 from perdure.store.part import Part
+from perdure.store.rows import body_from
 
 _PAGE = 2000  # how many events are in memory at a time, however long a journal is
 _NOTHING = Usage()
+REMOVED = "removed before a checkpoint"  # in place of a tool or a model
 _LIFE = ("run_created", "run_claimed", "run_released", "run_forked", "run_succeeded", "run_failed")
 
 
@@ -46,10 +48,11 @@ class _Attempt:
     usage in its resolution is added.
     """
 
-    __slots__ = ("began", "ended", "lost", "model", "tokens_cached", "tokens_in", "tokens_out", "tool", "usd_micros")
+    __slots__ = ("began", "calls", "ended", "lost", "model", "tokens_cached", "tokens_in", "tokens_out", "tool", "usd_micros")
 
     def __init__(self) -> None:
         self.tool = ""
+        self.calls = 1
         self.began: int | None = None
         self.ended: int | None = None
         self.model: str | None = None
@@ -82,6 +85,22 @@ class _Attempt:
         self.tokens_cached += usage.tokens_cached
 
 
+def _before_checkpoint(image: Image, ts: int) -> dict[tuple[int, int], _Attempt]:
+    """What an image knows about the attempts whose events were removed: those under way, and all others as one."""
+    found: dict[tuple[int, int], _Attempt] = {}
+    for call in image.calls:
+        if call.number in image.open and call.attempt > 0:
+            attempt = found[call.number, call.attempt] = _Attempt()
+            attempt.tool, attempt.model, attempt.began = call.tool, call.tool if call.of_model else None, call.started_at
+    rest = found[0, 0] = _Attempt()
+    rest.tool = REMOVED
+    rest.calls = max(image.attempts - len(found) + 1, 0)
+    rest.began, rest.ended = ts, ts + image.busy_us
+    rest.settle(image.used)
+    rest.model = REMOVED
+    return found
+
+
 class _Life:
     """How long a run has existed, and for how much of that time no worker held it."""
 
@@ -98,6 +117,9 @@ class _Life:
             self.began, self.waiting_us = ts, 0
         if kind in ("run_created", "run_forked", "run_released", "run_reopened"):
             self._free_since = ts
+        elif kind == "checkpoint_taken":
+            # The events before it were removed, and a worker held the run. How long it had waited is not known.
+            self._free_since = None
         elif kind == "run_claimed" and self._free_since is not None:
             self.waiting_us += max(ts - self._free_since, 0)
             self._free_since = None
@@ -134,16 +156,16 @@ class Costs(Part):
         """What runs have used, by group, the most expensive first. An attempt counts for the day on which it began."""
         groups: dict[str, _Sums] = {}
         for (_, run_id, agent, its_tenant), rows in groupby(_told(self._database, since, tenant), lambda row: (row[0], *row[2:5])):
-            calls: set[tuple[str, int]] = set()
+            calls: dict[tuple[str, int], int] = {}
             life = _Life()
             for (call, _), attempt in _attempts(run_id, rows, life).items():
                 if attempt.began is None or attempt.began < since:
                     continue
                 group = _group(by, run_id, agent, its_tenant, attempt, attempt.began)
                 groups.setdefault(group, _Sums()).add(attempt, attempt.began)
-                calls.add((group, call))
-            for group, _ in calls:
-                groups[group].calls += 1
+                calls[group, call] = attempt.calls
+            for (group, _), count in calls.items():
+                groups[group].calls += count
             for group in {group for group, _ in calls}:
                 groups[group].runs += 1
                 if by in ONE_GROUP_EACH and (by != "root" or group == run_id):
@@ -184,6 +206,11 @@ def _attempts(run_id: str, rows: Iterator[Row], life: _Life) -> dict[tuple[int, 
         if kind == "run_forked":
             found = {}  # all events so far are copies: they count for the run that was forked
         if kind in _LIFE:
+            continue
+        if kind == "checkpoint_taken":
+            taken = body_from(data, f"event {seq} of run {run_id}")
+            assert isinstance(taken, CheckpointTaken), taken
+            found = _before_checkpoint(image_in(taken), ts)
             continue
         try:
             told = _decode(data)

@@ -95,6 +95,9 @@ class Journal(Part):
         rows = self._database.read("checkpoint_of_run", (run_id,))
         return Checkpoint(*rows[0]) if rows else None
 
+    def removed(self) -> dict[str, tuple[int, bytes]]:
+        return {run_id: (seq, head) for run_id, seq, head in self._database.read("removed_events")}
+
     def read_many(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
         wanted = {"after": msgspec.json.encode(after).decode(), "limit": limit}
         rows: dict[str, list[Row]] = {run_id: [] for run_id in after}

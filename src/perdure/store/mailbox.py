@@ -176,6 +176,13 @@ class Mailbox(Part):
             raise Conflict(f"run {one.run_id} is being undone by run {identity.undo_id(one.run_id)}, so it cannot go on; start a new run")
         body = one.events[0][0]
         assert isinstance(body, RunReopened), body
+        _, removed = cursor.one("checkpoint_to_change", (key,)) or (0, 0)
+        if body.back_to <= removed:
+            # These events were removed after the reopening was planned, and that does not change the number of events. If it
+            # goes back to a later event, all that it reuses is in the checkpoint, or later than it.
+            raise Conflict(
+                f"run {one.run_id} cannot go back to event {body.back_to}: its events 2 to {removed} were removed by prune --before-checkpoint"
+            )
         found = _settle_unread(cursor, found, body, now)
         row = run_row(found)
         head, reopened = row.head, row.seq + 1
@@ -242,6 +249,13 @@ def _created(cursor: Cursor, new: NewRun) -> tuple[RunRow, bool]:
         if root is not None:
             run_row(root).check_live()
             _check_as_planned(new, run_row(root))
+            if removed := cursor.all("removed_in_family", {"root": undone}):
+                # They were removed after the undo was planned. A worker that goes on with the undo later needs them.
+                run_id, last = removed[0]
+                raise Conflict(
+                    f"run {undone} cannot be undone: the events 2 to {last} of run {run_id} were removed by prune --before-checkpoint, and with "
+                    "them what its calls did; undo these effects by hand"
+                )
     # Another process may have created a run with this id since the query above. Then `insert_run` creates nothing, and
     # the next query finds that run.
     created = insert_run(cursor, new)

@@ -13,7 +13,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from perdure.core.events import payloads
+from msgspec import structs
+
+from perdure.core.identity import undo_id
+from perdure.core.state import payloads
 from perdure.errors import Conflict, NotFound
 from perdure.store.api import FINISHED, ArchiveStore, Checkpointed, Prunable, Pruned, Tombstone
 from perdure.store.archive import as_json
@@ -106,8 +109,9 @@ class Pruning(Part):
         return self._database.write(bury, arrived)[0]
 
     def checkpointed(self, *, after: int = 0, limit: int = 100) -> list[Checkpointed]:
-        values = {"after": after, "limit": limit}
-        return [Checkpointed(*row) for row in self._database.read("checkpointed_runs", values)]
+        found = [Checkpointed(*row) for row in self._database.read("checkpointed_runs", {"after": after, "limit": limit})]
+        needed = [self._database.read("needed_before_checkpoint", _asked(one.place, one.run_id)) for one in found]
+        return [structs.replace(one, needed=_why(one.run_id, rows)) for one, rows in zip(found, needed, strict=True)]
 
     def remove_before_checkpoint(self, run_id: str, *, by: str, now: int) -> Pruned:
         """Remove the events of this run from its second one to the one before its last checkpoint, in one transaction.
@@ -117,6 +121,8 @@ class Pruning(Part):
         """
 
         def take_out(cursor: Cursor) -> Pruned:
+            # The lock of the first run of the family: no undo of the family begins between this look and the commit.
+            cursor.one("run_to_change", (run_id.partition("/")[0],))
             found = cursor.one("run_to_change", (run_id,))
             if found is None:
                 raise NotFound(f"there is no run {run_id}", hint="`perdure list` shows the runs")
@@ -125,6 +131,9 @@ class Pruning(Part):
             place = cursor.one("checkpoint_to_change", (key,))
             if place is None or row.holder is not None or place[0] < 3 or place[0] <= place[1] + 1:
                 return NOTHING
+            needed = _why(run_id, cursor.all("needed_before_checkpoint", _asked(key, run_id)))
+            if needed is not None:
+                raise Conflict(f"{needed}; nothing was removed of this run")
             removed = place[0] - 1
             head = cursor.all("hash_of_event", (key, removed))[0][0]
             cursor.change("prune_up_to", {"run": key, "removed": removed, "head": head, "by": by, "now": now})
@@ -204,6 +213,21 @@ class Pruning(Part):
     def pruned_facts(self) -> dict[str, str]:
         ((pruned, last_at),) = self._database.read("count_pruned")
         return {"pruned": str(pruned), "pruned_at": "" if last_at is None else str(last_at)}
+
+
+def _asked(key: int, run_id: str) -> dict[str, int | str]:
+    return {"run": key, "undo": undo_id(run_id.partition("/")[0])}
+
+
+def _why(run_id: str, rows: Sequence[Row]) -> str | None:
+    """Why the events before the run's last checkpoint must stay; None if they can be removed."""
+    match [needed for (needed,) in rows if needed is not None]:
+        case ["notice"]:
+            return f"run {run_id}: a notice about one of its events was not sent yet: start a worker, which sends it"
+        case ["undo"]:
+            undo = undo_id(run_id.partition("/")[0])
+            return f"run {run_id} is being undone by run {undo}, which needs all of its events: try again when that has ended"
+    return None
 
 
 def _columns(one: Tombstone) -> Row:

@@ -114,7 +114,7 @@ class Points:
             self._watch(visits)
 
     def of_events(self, moment: Moment, run_id: str, events: Iterable[Sealed]) -> list[Boundary]:
-        """The names of the point before or after the commit that contains these events."""
+        """The boundaries, one for each event, that the process reaches before or after (`moment`) the commit of these events."""
         found = []
         for sealed in events:
             call, body = sealed.event.call or 0, sealed.event.body

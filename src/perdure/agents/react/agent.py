@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from perdure import shell
 from perdure.agent import Agent, AgentFunction, BuiltAgent
 from perdure.agents import frames
 from perdure.agents.react.frames import RecordedFrames, RecordedKit, change
@@ -261,7 +262,7 @@ class ReAct(BuiltAgent[..., Any]):
                 talk.answer(await _use(talk, kit, answer.uses, said))
         raise TurnsExceeded(
             f"agent {self.name}: no answer after {self.max_turns} turns; if it needs more: ReAct({self.name!r}, …, max_turns={2 * self.max_turns}), "
-            f'and history=await app.transcript("{run.id}") goes on from here'
+            f"then {shell.command('retry', run.id)} goes on from here (or a new run with history=await app.transcript({run.id!r}))"
         )
 
     def _takes_typed(self, kit: Kit | RecordedKit) -> bool:

@@ -27,6 +27,11 @@ _REFUSED = {
     **dict.fromkeys(("_thread.start_new_thread", "_thread.start_joinable_thread"), "start a thread"),
     "sqlite3.connect": "open a database",
     "open": "open a file for writing",
+    # `os.unlink` is announced as `os.remove`, and `os.replace` as `os.rename`.
+    **dict.fromkeys(("os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.symlink", "os.truncate"), "change files"),
+    **dict.fromkeys(("os.chmod", "os.chown", "os.chflags", "os.utime", "os.setxattr", "os.removexattr"), "change files"),
+    **dict.fromkeys(("shutil.copyfile", "shutil.copymode", "shutil.copystat", "shutil.copytree", "shutil.move"), "change files"),
+    **dict.fromkeys(("shutil.rmtree", "shutil.chown", "shutil.make_archive", "shutil.unpack_archive"), "change files"),
 }
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
 _ACTIVATION = AgentLoop.run_until_quiet.__code__

@@ -24,7 +24,7 @@ def cancel(task: asyncio.Task[Any]) -> None:
 
 
 async def end(tasks: Collection[asyncio.Task[Any]], within_s: float) -> None:
-    """Cancel tasks that were disowned, and wait for their end."""
+    """Cancel these tasks, and wait at most `within_s` seconds for their end."""
     for task in tasks:
         task.cancel()
     if tasks:

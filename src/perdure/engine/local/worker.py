@@ -862,8 +862,8 @@ class Worker:
             if isinstance(answer, Committed):
                 log.info("run %s: released", drive.run_id, extra=drive.about)
                 return
-            # Retry a refusal as well: between the read and the write, an earlier append of this worker, whose answer
-            # was lost, may have arrived.
+            # Also try again if the store refused the append. An earlier append of this worker, whose answer was lost, may
+            # have been committed after the run's row was read. Then the seq of this append was too old.
             ours = answer if isinstance(answer, Exception) and not isinstance(answer, PerdureError) else None
             words = "run %s: cannot be released yet: %s; trying again in %.0f s"
             level = logging.DEBUG if isinstance(answer, StoreUnavailable) and self.store.remote else logging.ERROR
@@ -1013,8 +1013,8 @@ class Worker:
         asked_s = time.monotonic()
 
         def begin() -> tuple[Appended, Any]:
-            # All threads may have been busy for a long time. Add that time, since an approval may have expired
-            # meanwhile.
+            # The transaction may have waited long for a free thread. `at` has to include this wait, because an approval may
+            # have expired during the wait.
             waited_us = round((time.monotonic() - asked_s) * 1e6)
             return self.store.transact(structs.replace(head, at=head.at + waited_us), work)
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from perdure import shell
+from perdure.core.codec import Payload
+from perdure.core.events import CallAnswered
 from perdure.core.identity import undone_by
-from perdure.core.prompt_deltas import is_request
 from perdure.core.reopen import reopening, retry_point
-from perdure.core.state import RunState
+from perdure.core.state import CallState, RunState, happened, is_repeatable, own_children
 from perdure.core.taken_back import taken_back
 from perdure.errors import PerdureError
 from perdure.inspect.text import amount, clip, people, plural
@@ -22,6 +23,7 @@ from perdure.inspect.why.waiting import Asked, Child, child_in_short
 from perdure.store.api import FINISHED, RunRow, Specimen
 
 EDIT_CHARS = 100
+SHOWN_EACH = 3  # at most this many calls are named, and approvals, children and topics get separate commands
 
 
 class AdviceStep(Struct, frozen=True):
@@ -106,17 +108,28 @@ class Orders:
         ]
 
     # -- driving the run on -------------------------------------------------------------------------------------------
-    def go_on(self, *, served: bool, then: bool = False, settling: bool = False, silent: bool = False) -> list[AdviceStep]:
+    def go_on(
+        self, *, served: bool, version_served: bool, then: bool = False, settling: bool = False, silent: bool = False
+    ) -> list[AdviceStep]:
         first, last = "then " if then else "", "; that may settle what is in doubt by itself" if settling else ""
         takes = "wait here until the silent worker's lease has run out, take the run over, and " if silent else ""
-        resume = AdviceStep(self._resume(), f"{first}{takes}drive the run here until it rests{last}")
-        worker = AdviceStep(self._perdure("worker", self.target), f"{first}serve every run of {self.agent}, this one too")
+        # This page does not load the code. If no worker serves the version, the file may have another version by now.
+        needs = "" if version_served or self.undone is not None or not self.row.version else self._needs()
+        resume = AdviceStep(self._resume(), f"{first}{takes}drive the run here until it rests{last}{needs}")
+        worker = AdviceStep(
+            self._perdure("worker", self.target),
+            f"{first}serve every run of {self.agent}{' with such code' if needs else ''}, this one too",
+        )
         return [resume] if served or self.undone is not None else [resume, worker]
+
+    def _needs(self) -> str:
+        adopt = self._perdure("adopt", self.run, more=self.code)
+        return f"; that takes the code of version {self.row.version}: other code goes on with the run only after {adopt}"
 
     def another_version(self, version: str) -> list[AdviceStep]:
         """The commands for a run whose version no live worker serves."""
         if self.undone is not None:
-            return self.go_on(served=False)
+            return self.go_on(served=False, version_served=False)
         is_file = self.row.target is not None and " --tools " in self.row.target
         new = f" {shell.quote(f'NEW_FILE.py:{self.agent}')}" if not is_file else " PLAN.toml --tools NEW_FILE.py"
         adopt = "let the code in that file go on with it, which is recorded; replay it first"
@@ -204,13 +217,14 @@ class Orders:
         if state.status == "succeeded" or self.undone is not None or self.row.parent is not None:
             return steps
         settled = {*undone, *undone.values()}
-        effects = sum(
-            call.phase == "completed" and call.effect != "read" and not is_request(call.args) and call.number not in settled
-            for call in state.calls.values()
-        )
-        if effects or state.children:
-            what = plural(effects, "call") + (", and what its children did" if state.children else "")
+        effects = sum(happened(call) == "yes" and not call.inherited and call.number not in settled for call in state.calls.values())
+        children = own_children(state)
+        if effects or children:
+            what = plural(effects, "call") + (", and what its children did" if children else "")
             does = f"take back what it has changed ({what}), where its tools say how; with --dry-run only see what that would be"
+            does += (
+                f"; that takes code that still does what the journal has, as version {state.version} did: use it before you fix the code"
+            )
             steps.append(AdviceStep(self._perdure("undo", self.run, more=self.code), does))
         return steps
 
@@ -238,7 +252,7 @@ class Orders:
         if state.status == "cancelled":
             does = f"let it go on after all, as if its cancel had not been asked for; {kept}"
         elif found.again:
-            does = f"attempt call {', '.join(f'{call.number} ({call.tool})' for call in found.again[:3])} again, and go on; {kept}"
+            does = f"{_tried_again(found.again)}; {kept}"
         elif found.children:
             does = f"let its child {found.children[0]} go on, and then the run; {kept}"
         else:
@@ -248,6 +262,34 @@ class Orders:
             add = f"add N to the budget of run {short.budget_of} (it needs at least {amount(short.limit.what, short.least)}), and let the run go on"
             return [AdviceStep(self._perdure("retry", self.run, more=f"{self.code}{_add_n(short)}"), f"{add}; {kept}; {dry}")]
         return [AdviceStep(self._perdure("retry", self.run, more=self.code), f"{does}; {dry}")]
+
+
+def _tried_again(calls: Sequence[CallState]) -> str:
+    """What a retry does with these failed calls. As in core/decide.py: a call that may have happened is in doubt."""
+    safe = [call for call in calls if is_repeatable(call)]
+    doubtful = [call for call in calls if not is_repeatable(call)]
+    asked = [call for call in doubtful if call.has_reconcile]
+    sent = [call for call in doubtful if not call.has_reconcile and call.effect == "keyed"]
+    parked = [call for call in doubtful if not call.has_reconcile and call.effect != "keyed"]
+    told = []
+    if safe:
+        told.append(f"attempt {_named(safe)} again")
+    if sent:
+        told.append(f"send {_named(sent)} again with the same key, if the key is still inside its window (else a person has to say)")
+    if asked:
+        told.append(f"ask the reconcile hook what became of {_named(asked)}")
+    if not parked:
+        return f"{', '.join(told)}, and go on"
+    then = (
+        f"{_named(parked)} may have happened: the run stops there in doubt until a person says what became of it "
+        "(with perdure resolve; then this page has the commands)"
+    )
+    return "; ".join([*([", ".join(told)] if told else ["reopen the run"]), then])
+
+
+def _named(calls: Sequence[CallState]) -> str:
+    more = f" and {len(calls) - SHOWN_EACH:,} more" if len(calls) > SHOWN_EACH else ""
+    return f"call {', '.join(f'{call.number} ({call.tool})' for call in calls[:SHOWN_EACH])}{more}"
 
 
 def _add_n(short: Shortage) -> str:
@@ -273,9 +315,6 @@ def _as_it_is(one: Asked) -> str:
 # -- Which commands make sense for the run
 
 
-SHOWN_EACH = 3  # at most this many approvals, children and topics get separate commands
-
-
 class OpenAdvice(Struct, frozen=True):
     """What is open in a run and needs commands: calls in doubt, approvals, children and budgets."""
 
@@ -295,9 +334,9 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     row, state = scene.reading.row, scene.reading.state
     imported = row.imported
     if imported is not None and imported.fork_of is not None:
-        return _look_at_fork(row.run_id, imported, options)
+        return _look_at_fork(scene, imported, options)
     if imported is not None:
-        return _look_at_specimen(row.run_id, options)
+        return _look_at_specimen(row, options)
     orders = Orders(row, options, code, cancelled=state.cancel is not None)
     if scene.reading.row_was_edited:
         return [orders.repair()]
@@ -316,7 +355,7 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
         if settling and all(settling):
             return [*go_on, *settle, *people, *stop]
         if settle:
-            return [*settle, *orders.go_on(served=scene.served, then=True), *people, *stop]
+            return [*settle, *orders.go_on(served=scene.served, version_served=scene.version_served, then=True), *people, *stop]
         return [*_attend(scene, orders), *people, *stop]
     if row.status == "paused":
         return [orders.unpause("let it go on where it stands"), *people, *stop]
@@ -330,24 +369,65 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
     return [*go_on, *people, *settle, *stop]
 
 
-def _look_at_specimen(run_id: str, options: str) -> list[AdviceStep]:
+def _look_at_specimen(row: RunRow, options: str) -> list[AdviceStep]:
+    run_id = row.run_id
+    inspect = f"{shell.command('inspect', run_id, f'FILE.py:{row.agent}')} --at SEQ{options}"
+    looks = (
+        []
+        if undone_by(run_id) is not None
+        else [AdviceStep(inspect, "the lines and variables of its agent at an event, with your copy of its code")]
+    )
     return [
         AdviceStep(f"{shell.command('events', run_id)}{options}", "its journal; act on the run in the journal that it came from"),
+        *looks,
         AdviceStep(f"{shell.command('verify', run_id)}{options}", "was the copy changed since it was written?"),
         AdviceStep(f"perdure prune --specimen {shell.quote(run_id)}{options}", "delete this copy, when you have seen enough"),
     ]
 
 
-def _look_at_fork(run_id: str, made: Specimen, options: str) -> list[AdviceStep]:
+def _look_at_fork(scene: Scene, made: Specimen, options: str) -> list[AdviceStep]:
     assert made.fork_of is not None
-    live = f"{shell.command('fork', made.fork_of)} --at {made.at} --live{options}"
+    run_id = scene.reading.row.run_id
+    changes, missing = _changes_of_fork(scene)
+    live = f"{shell.command('fork', made.fork_of)} --at {made.at}{changes} --live{options}"
     return [
         AdviceStep(
             f"{shell.command('diff', made.fork_of)} {shell.quote(run_id)}{options}", "where it differs from the run that was forked"
         ),
-        AdviceStep(live, "the same with effects: it shows first what may happen twice"),
+        AdviceStep(live, f"the same with effects{missing}: it shows first what may happen twice"),
         AdviceStep(f"perdure prune --specimen {shell.quote(run_id)}{options}", "delete this rehearsal, when you have seen enough"),
     ]
+
+
+def _changes_of_fork(scene: Scene) -> tuple[str, str]:
+    """(the options that change the same as this rehearsal did, what the person has to put in for JSON)."""
+    state = scene.reading.state
+    assert state.forked is not None and state.created is not None
+    forked, to_fill_in = state.forked, []
+    words = "".join(f" --edit {number}=JSON" for number in forked.edits)
+    own = [event.body for event in scene.reading.events if event.seq > state.inherited]
+    edited = [body for body in own if isinstance(body, CallAnswered) and body.source == "edited"]
+    # The rehearsal may number a call differently than the run that was forked. So only a single edit is certain.
+    value = _short_json(edited[0].result, scene) if len(forked.edits) == len(edited) == 1 else None
+    if value is not None:
+        words = f" --edit {shell.quote(f'{forked.edits[0]}={value}')}"
+    elif forked.edits:
+        to_fill_in.append(f"the edited result of call {', '.join(map(str, forked.edits))}")
+    if forked.input:
+        value = _short_json(state.created.input, scene)
+        words += f" --input {'JSON' if value is None else shell.quote(value)}"
+        if value is None:
+            to_fill_in.append("its input")
+    missing = f" (put in {' and '.join(to_fill_in)} again)" if to_fill_in else ""
+    if forked.model is not None:
+        missing += f", if you name code as TARGET in which the model is {forked.model}"
+    return words, missing
+
+
+def _short_json(payload: Payload | None, scene: Scene) -> str | None:
+    """The value as JSON for a command line; None if it is not known, or too long for that."""
+    text = None if payload is None else scene.load(payload).decode()
+    return None if text is None or len(text) > EDIT_CHARS else text
 
 
 def _stop(scene: Scene, orders: Orders) -> list[AdviceStep]:
@@ -360,7 +440,7 @@ def _stop(scene: Scene, orders: Orders) -> list[AdviceStep]:
 def _go_on(scene: Scene, orders: Orders, *, then: bool, settling: bool) -> list[AdviceStep]:
     if scene.missing is not None and not scene.version_served:
         return orders.another_version(scene.reading.row.version)
-    return orders.go_on(served=scene.served, then=then, settling=settling, silent=scene.silent)
+    return orders.go_on(served=scene.served, version_served=scene.version_served, then=then, settling=settling, silent=scene.silent)
 
 
 def _attend(scene: Scene, orders: Orders) -> list[AdviceStep]:

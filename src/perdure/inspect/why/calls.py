@@ -31,7 +31,7 @@ from perdure.core.events import (
     tag_of,
 )
 from perdure.core.prompt_deltas import is_request
-from perdure.core.state import AskState, CallState, ChildState, is_certain_end, is_repeatable
+from perdure.core.state import AskState, CallState, ChildState, happened
 from perdure.core.taken_back import taken_back
 from perdure.inspect.text import (
     EFFECTS,
@@ -142,7 +142,7 @@ def _doubt(call: CallState, scene: Scene) -> CallInDoubt:
 
 
 def _by_itself(call: CallState, scene: Scene) -> tuple[str, bool]:
-    """(what the next worker does about the call without a person, may this settle the doubt?)"""
+    """What the next worker does about this call in doubt without a person, in words. And: can that settle the doubt?"""
     if scene.reading.state.finished:
         return "nothing: the run has ended without its agent, and what was in doubt stays so here", False
     if call.has_reconcile and call.asks < scene.max_asks:
@@ -278,17 +278,11 @@ def superseded(scene: Scene) -> list[Done]:
     """
     state, past = scene.reading.state, scene.reading.superseded - scene.reading.inherited
     undone = taken_back(state, scene.load) if past else {}
-    calls = [call for number, call in sorted(state.calls.items()) if number in past and call.effect != "read" and not is_request(call.args)]
-    found = [_done(call, scene, undone.get(call.number)) for call in calls if call.phase == "completed" or may_have_happened(call)]
+    calls = [call for number, call in sorted(state.calls.items()) if number in past and happened(call) != "no"]
+    found = [_done(call, scene, undone.get(call.number)) for call in calls]
     ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished | CallAnswered)}
     found += [_returned(child, ends[number]) for number, child in state.children.items() if number in past and child.ended is not None]
     return sorted(found, key=lambda one: one.call)
-
-
-def may_have_happened(call: CallState) -> bool:
-    """Is it not known whether this call happened?"""
-    open_or_lost = call.phase == "in_doubt" or (call.phase == "started" and call.effect in ("once", "keyed", "idempotent"))
-    return open_or_lost or (call.phase == "failed" and not is_repeatable(call) and not is_certain_end(call))
 
 
 def _done(call: CallState, scene: Scene, undone: int | None) -> Done:

@@ -16,7 +16,7 @@ from perdure.inspect.branches import Reopening
 from perdure.inspect.cost import BudgetView, Cost, CostAll, budget_view, cost_of, cost_words
 from perdure.inspect.inside import InspectedFrame
 from perdure.inspect.schedules import schedule_line
-from perdure.inspect.text import asked_words, iso, places, seconds, span
+from perdure.inspect.text import asked_words, checkpoint_words, iso, places, seconds, span
 from perdure.inspect.why import advice
 from perdure.inspect.why.advice import AdviceStep
 from perdure.inspect.why.calls import (
@@ -96,6 +96,7 @@ class Why(Struct, frozen=True):
     not_done_count: int
     schedule: str | None  # in words: the schedule and the tick that have started the run
     fork: str | None  # in words: of which run this is a fork
+    checkpoints: str | None  # in words: how many checkpoints the run has taken, and where the last one is
     reopened: list[Reopening]  # where people let the run go on from an earlier event
     superseded: list[Done]  # superseded calls that happened or may have happened: their effects stay
     undoing: Undoing | None  # the run that undoes this run
@@ -179,6 +180,7 @@ def why(
         not_done_count=len(not_done),
         schedule=schedule_line(state.created),
         fork=scene.reading.fork,
+        checkpoints=checkpoint_words(state),
         reopened=scene.reading.reopened_since,
         superseded=superseded(scene),
         undoing=scene.undoing,

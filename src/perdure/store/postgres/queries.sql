@@ -426,9 +426,12 @@ INSERT INTO perdure_approvals (approval, run, seq, call, action, asked_at, decid
 VALUES (:approval, :run, :seq, :call, :action, :asked_at, :deciders, :expires_at) ON CONFLICT DO NOTHING
 
 -- name: approval_by_id
+-- The last column is the event that requested it. If that was removed, it is the checkpoint: its image holds the request.
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, convert_to(e.data, 'UTF8')
-FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
+    LEFT JOIN perdure_checkpoints AS c ON c.run = a.run AND c.removed >= a.seq
+    JOIN perdure_events AS e ON e.run = a.run AND e.seq = coalesce(c.removed + 1, a.seq)
 WHERE a.approval = ?
 
 -- name: approval_to_change
@@ -436,7 +439,9 @@ WHERE a.approval = ?
 -- with run_to_change: all code locks in that order.
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, convert_to(e.data, 'UTF8')
-FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
+    LEFT JOIN perdure_checkpoints AS c ON c.run = a.run AND c.removed >= a.seq
+    JOIN perdure_events AS e ON e.run = a.run AND e.seq = coalesce(c.removed + 1, a.seq)
 WHERE a.approval = ? FOR NO KEY UPDATE OF a
 
 -- name: list_approvals
@@ -450,7 +455,8 @@ FROM (
         AND (:tenant::text IS NULL OR r.tenant = :tenant)
         AND CASE WHEN :run_id::text IS NULL THEN r.specimen IS NULL ELSE r.run_id = :run_id END
     ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id LIMIT :limit
-) AS a JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
+) AS a LEFT JOIN perdure_checkpoints AS c ON c.run = a.run AND c.removed >= a.seq
+    JOIN perdure_events AS e ON e.run = a.run AND e.seq = coalesce(c.removed + 1, a.seq)
 ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id
 
 -- == Budgets and costs ===============================================================================================
@@ -499,9 +505,12 @@ ORDER BY r.id
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, kind.of_event, e.ts, convert_to(e.data, 'UTF8')
 FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id CROSS JOIN LATERAL (SELECT split_part(left(e.data, 100), '"', 4)) AS kind (of_event)
 WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenant::text IS NULL OR r.tenant = :tenant)
-    AND kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
+    AND (kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
         'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_forked', 'run_succeeded', 'run_failed')
+    -- The checkpoint holds what the attempts before it have used, if their events were removed.
+    OR kind.of_event = 'checkpoint_taken'
+        AND e.seq = (SELECT c.removed + 1 FROM perdure_checkpoints AS c WHERE c.run = r.id AND c.removed > 0))
 ORDER BY e.run, e.seq LIMIT :limit
 
 -- name: attempts_told_of_runs
@@ -510,8 +519,10 @@ SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, kind.of_event, e.ts, co
 FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id CROSS JOIN LATERAL (SELECT split_part(left(e.data, 100), '"', 4)) AS kind (of_event)
 WHERE r.id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
     AND (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.specimen IS NULL
-    AND kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt', 'tool_call_resolved',
+    AND (kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt', 'tool_call_resolved',
         'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled', 'run_forked')
+    OR kind.of_event = 'checkpoint_taken'
+        AND e.seq = (SELECT c.removed + 1 FROM perdure_checkpoints AS c WHERE c.run = r.id AND c.removed > 0))
 ORDER BY e.run, e.seq LIMIT :limit
 
 -- == Notices =========================================================================================================

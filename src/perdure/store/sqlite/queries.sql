@@ -313,9 +313,12 @@ INSERT OR IGNORE INTO perdure_approvals (approval, run, seq, call, action, asked
 VALUES (:approval, :run, :seq, :call, :action, :asked_at, :deciders, :expires_at)
 
 -- name: approval_by_id
+-- The last column is the event that requested it. If that was removed, it is the checkpoint: its image holds the request.
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, CAST(e.data AS BLOB)
-FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
+    LEFT JOIN perdure_checkpoints AS c ON c.run = a.run AND c.removed >= a.seq
+    JOIN perdure_events AS e ON e.id = (a.run << 32 | ifnull(c.removed + 1, a.seq))
 WHERE a.approval = ?
 
 -- name: approval_to_change
@@ -323,13 +326,17 @@ WHERE a.approval = ?
 -- with run_to_change: all code locks in that order.
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, CAST(e.data AS BLOB)
-FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
+    LEFT JOIN perdure_checkpoints AS c ON c.run = a.run AND c.removed >= a.seq
+    JOIN perdure_events AS e ON e.id = (a.run << 32 | ifnull(c.removed + 1, a.seq))
 WHERE a.approval = ?
 
 -- name: list_approvals
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, CAST(e.data AS BLOB)
-FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
+    LEFT JOIN perdure_checkpoints AS c ON c.run = a.run AND c.removed >= a.seq
+    JOIN perdure_events AS e ON e.id = (a.run << 32 | ifnull(c.removed + 1, a.seq))
 WHERE a.status IN (SELECT value FROM json_each(:statuses))
     AND (:tenant IS NULL OR r.tenant = :tenant)
     AND CASE WHEN :run_id IS NULL THEN r.specimen IS NULL ELSE r.run_id = :run_id END
@@ -378,9 +385,11 @@ ORDER BY r.id
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, CAST(e.data AS BLOB)
 FROM perdure_runs AS r CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | iif(r.id = :run, :seq, 0)) AND e.id <= (r.id << 32 | 4294967295)
 WHERE r.id >= :run AND r.updated_at >= :since AND r.specimen IS NULL AND (:tenant IS NULL OR r.tenant = :tenant)
-    AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
+    AND (e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
         'run_created', 'run_claimed', 'run_released', 'run_reopened', 'run_forked', 'run_succeeded', 'run_failed')
+    -- The checkpoint holds what the attempts before it have used, if their events were removed.
+    OR e.type = 'checkpoint_taken' AND e.seq = (SELECT c.removed + 1 FROM perdure_checkpoints AS c WHERE c.run = r.id AND c.removed > 0))
 ORDER BY r.id, e.id LIMIT :limit
 
 -- name: attempts_told_of_runs
@@ -389,8 +398,10 @@ SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, CAST(e.da
 FROM json_each(:runs) AS j CROSS JOIN perdure_runs AS r ON r.id = j.value
 CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | iif(r.id = :run, :seq, 0)) AND e.id <= (r.id << 32 | 4294967295)
 WHERE j.value >= :run AND r.specimen IS NULL
-    AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt', 'tool_call_resolved',
+    AND (e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt', 'tool_call_resolved',
         'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled', 'run_forked')
+    OR e.type = 'checkpoint_taken'
+        AND e.seq = (SELECT c.removed + 1 FROM perdure_checkpoints AS c WHERE c.run = r.id AND c.removed > 0))
 ORDER BY r.id, e.id LIMIT :limit
 
 -- == Notices =========================================================================================================

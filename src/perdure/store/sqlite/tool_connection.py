@@ -77,8 +77,8 @@ def _authorize(operation: int, first: str | None, second: str | None, database: 
     if operation in _NEVER:
         return apsw.SQLITE_DENY
     if operation == apsw.SQLITE_FUNCTION and second == "sqlite_rename_table":
-        # This function is the only sign of ALTER TABLE … RENAME TO. The authorizer does not learn the new name, which
-        # may be the name of a perdure table.
+        # SQLite calls this function for ALTER TABLE … RENAME TO, and the authorizer sees nothing else of it. The new name
+        # may be the name of a perdure table. So every rename is refused.
         return apsw.SQLITE_DENY
     if operation in _ALWAYS:
         return apsw.SQLITE_OK

@@ -163,7 +163,7 @@ class Lab:
             kill=kill,
             approve=given.approve,
             signals=given.signals,
-            # With a shared database there is no warp: the clock of the database does not belong to the lab alone.
+            # With a shared database the lab does not skip waits: other processes use the clock of that database, too.
             warp=not given.shared,
             patience_s=self.timeout_s / 2,
             target=given.target,
