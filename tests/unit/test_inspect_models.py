@@ -516,7 +516,10 @@ def test_a_conversation_of_200_turns_takes_at_most_twice_its_unique_bytes(tmp_pa
     assert unique > (3 if with_tools else 2) * (TURNS - 1) * CHARS
     with apsw.Connection(str(path)) as prompt:
         prompt.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    assert path.stat().st_size < 2 * unique, path.stat().st_size / unique
+    empty = tmp_path / "empty.db"
+    open_store(f"sqlite:///{empty}").close()
+    taken = path.stat().st_size - empty.stat().st_size  # each table and index of an empty journal has a page
+    assert taken < 2 * unique, taken / unique
 
 
 def last_question(store: Store) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -137,6 +137,7 @@ def test_jitter_is_the_same_for_the_same_tick_and_within_its_limit(number, jitte
 
 
 @given(st.integers(1, 600), st.integers(0, 3_600), st.sampled_from(("none", "last", "all")), st.lists(st.integers(1, 900), max_size=20))
+@example(1, 7, "all", [1, 842])  # the jitter is longer than the interval: of the last 5 ticks, the first is due after the last
 def test_no_tick_starts_twice_and_ticks_start_in_order(every_s, jitter_s, missed, waits):
     spec = Spec("report", every_s=every_s, jitter_s=jitter_s, missed=missed, limit=5)
     calendar, now = calendar_of(spec), T0

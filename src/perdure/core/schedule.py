@@ -291,6 +291,8 @@ def steps_due(
     if chosen > first:
         why = f"missed: more than {spec.limit} ticks were due" if spec.missed == "all" else "missed: a later tick was due, too"
         steps.append(skipped(calendar.before(chosen) or first, why))
+        if (due_time(schedule_id, spec, chosen) or 0) > now:
+            return steps  # the jitter is longer than the interval: a later tick is due, and this one starts at its own time
     cancelled = open_run if spec.overlap == "cancel" else None
     started = TickStarted(chosen, tick_run_id(schedule_id, chosen), **next_tick(schedule_id, spec, calendar, chosen), cancelled=cancelled)
     return [*steps, started]
