@@ -146,8 +146,8 @@ FUNCTIONS: dict[str, tuple[ModuleType | type, str, Any, Check]] = {
     ),
     "what came first is journaled first": (
         delivery,
-        "_journal_unread",
-        lambda cursor, row, now: row,
+        "journal_unread",
+        lambda cursor, row, now, wanted: row,
         SUITE.test_what_the_last_holder_left_unread_keeps_its_place_before_what_comes_later,
     ),
     "a pause does not forget the time to begin": (
