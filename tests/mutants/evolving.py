@@ -105,7 +105,7 @@ EVOLVING = (
         old="        if after.frames:\n",
         new="        if after.frames and body is not adopted:\n",
         red=f"{PLANS}a_second_adoption_of_a_conversation_is_checked_like_the_first",
-        says="Failed",
+        says="AssertionError",
     ),
     Mutant(
         name="a_rewind_of_an_adopted_run_is_not_checked",

@@ -496,7 +496,7 @@ FORK = (
         new="            if False:\n",
         red="tests/conformance/test_sqlite.py::TestSqliteInMemory::test_a_taken_id_a_pruned_id_and_a_pruned_parent_are_refused_and_nothing_is_written",
         store="sqlite",
-        says="Failed",
+        says="AssertionError",
     ),
     Mutant(
         name="a_fork_lacks_events_of_its_parent",
