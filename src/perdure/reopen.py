@@ -49,6 +49,7 @@ from perdure.core.state import (
     fold,
     happened,
     is_certain_end,
+    is_made_anew,
     is_repeatable,
     is_repeatable_class,
 )
@@ -636,7 +637,7 @@ def _is_used_again(command: Command, state: RunState, fresh: bool) -> bool:
     if call is None:
         return True  # an approval or a child
     if call.phase == "completed":
-        return not (fresh and call.effect == "read")
+        return not is_made_anew(call, fresh)
     return call.inherited or (call.phase == "failed" and is_certain_end(call))
 
 

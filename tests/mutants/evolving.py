@@ -116,7 +116,7 @@ EVOLVING = (
         old="                if fitting[2].frames:\n",
         new="                if state.frames and not adopted:\n",
         red=f"{PLANS}a_second_adoption_of_a_conversation_is_checked_like_the_first",
-        says="Failed",
+        says="AttributeError",
     ),
     Mutant(
         name="an_input_that_does_not_fit_is_adopted",

@@ -905,7 +905,8 @@ def test_fresh_uses_no_approval_twice(back_to: int):
     async def test(app: Perdure) -> None:
         assert seq_of(await journal(app), ToolCallInitiated) == 8
         world.bug = False
-        await app.rewind("r", back_to, fresh=True)
+        plan = await app.rewind("r", back_to, fresh=True)
+        assert not any("look" in words for words in plan.next), "the preview says the same"
         assert await ended(app) == "succeeded"
         assert world.log == ["look mail"]
 

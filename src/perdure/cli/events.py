@@ -69,6 +69,8 @@ def _reopenings(store: Reading, run_id: str, seq: int) -> list[Reopening]:
     after = 0
     while after < seq:
         page = store.read(run_id, after, PAGE)
+        if not page:
+            break  # the run was pruned since its row was read
         found += [one for one in reopenings(page) if one.seq <= seq]
         after = page[-1].seq
     return found
@@ -88,6 +90,9 @@ def _events(
         while seen < row.seq:
             # Read page by page, so that the whole journal is never in memory.
             events = store.read(run_id, seen, PAGE)
+            if not events:
+                require(store, run_id)  # NotFound, if the run was pruned since its row was read
+                return
             hashes = store.hashes(run_id, seen, events[-1].seq - seen) if hashed else [b""] * len(events)
             if len(hashes) < len(events):
                 continue  # events before a checkpoint were removed between the two reads

@@ -177,7 +177,7 @@ def fork_point(run_id: str, events: Sequence[Event], at: int | None, edited: Seq
         raise InvalidInput(f"run {run_id} has no event {shown(at)}: its events are 1 to {events[-1].seq}")
     if at < claim:
         raise InvalidInput(f"run {run_id}: its agent begins at event {claim}; fork it at that event or at a later one")
-    if all(event.seq != at for event in past):
+    if event_at(past, at) is None:
         raise InvalidInput(f"run {run_id} cannot be forked at event {at}: that event was superseded when the run was reopened")
     if (event := event_at(events, at)) is not None and isinstance(event.body, Terminal):
         raise InvalidInput(f"run {run_id} cannot be forked at event {at}: it has ended there; fork it at event {at - 1} or before")

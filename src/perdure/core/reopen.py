@@ -89,9 +89,10 @@ def reopening(
     place = _place(past.whole, back_to)
     kept, dropped = past.whole[:place], past.whole[place:]
     life = life_at(kept, None)
-    left = inherited(life) - _asked(life)  # an earlier life has left it, and this one has not asked for it
-    asked = _asked(kept) | left
-    waits = _waits(events, dropped, past, state, _waiting(life, past, state), ended, fresh)
+    asked_now, waiting = _requests(life, past, state)
+    left = inherited(life) - asked_now  # an earlier life has left it, and this one has not asked for it
+    asked = (asked_now if len(life) == len(kept) else _asked(kept)) | left
+    waits = _waits(events, dropped, past, state, waiting, ended, fresh)
     lost = sorted(_lost_approvals(state) & asked & waits.open)
     if lost:
         why = (
@@ -316,17 +317,21 @@ def _asked(kept: Sequence[Event]) -> set[int]:
     return {event.call for event in kept if event.call is not None and is_stated(event)}
 
 
-def _waiting(kept: Sequence[Event], past: History, state: RunState) -> set[int]:
-    """The calls, approvals and children for which the agent waits after these events."""
+def _requests(life: Sequence[Event], past: History, state: RunState) -> tuple[set[int], set[int]]:
+    """The calls, approvals and children that the agent has asked for in these events; and those for which it waits then."""
+    asked: set[int] = set()
     waiting: set[int] = set()
-    for event in kept:
-        if event.call is None:
+    tools, sources = state.calls, past.sources
+    for event in life:
+        number, body = event.call, event.body
+        if number is None:
             continue
         if is_stated(event):
-            waiting.add(event.call)
-        elif ends_wait(_source(event, past), of_tool=event.call in state.calls):
-            waiting.discard(event.call)
-    return waiting
+            asked.add(number)
+            waiting.add(number)
+        elif ends_wait(sources[body.of] if type(body) is OutcomeReused else event, of_tool=number in tools):
+            waiting.discard(number)
+    return asked, waiting
 
 
 def _place(events: Sequence[Event], seq: int) -> int:
@@ -385,9 +390,8 @@ def settled(events: Sequence[Event], point: int) -> int:
 
 def split_at(events: Sequence[Event], point: int) -> tuple[int, int, int] | None:
     """If `point` is between two statements of one activation: (its cause, its first statement, its last statement)."""
-    across = {
-        event.cause for event in events if event.seq > point and event.cause is not None and event.cause <= point and is_stated(event)
-    }
+    later = events[_place(events, point) :]
+    across = {event.cause for event in later if event.cause is not None and event.cause <= point and is_stated(event)}
     spans: dict[int, tuple[int, int]] = {}
     for event in events if across else ():
         if event.cause is not None and is_stated(event):

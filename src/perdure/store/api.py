@@ -680,7 +680,8 @@ class MissingHead(Struct, frozen=True, gc=False):
     """
 
     number: int
-    first_seq: int  # the seq of the first event that the journal-wide chain has, and the run's journal not, or another
+    # The seq of the first event that the journal-wide chain has, and that is missing or different in the run's journal.
+    first_seq: int
     last_seq: int
     name: str | None  # the run's id in the chain, if the missing events include its first event
     run_id: str | None  # the id of the run that has this number now; None if there is none

@@ -345,11 +345,11 @@ def submit_spec(callees: Mapping[str, Callee]) -> ToolSpec:
 class Plan(PlanAgent):
     """An agent that follows fixed steps: `Plan("deploy", steps=[Step("build", build_image, {…}), …])`.
 
-    The plan is checked before the first effect and recorded. A run keeps its plan, until a person lets another version go
-    on with the run. Steps that do not wait for each other run at the same time. With parallel=False the steps run one after the other, in the given
-    order. The result is a dict of the steps' results by name. Its key "$not_done" says which steps were skipped, or
-    failed with on_failure="continue", and why. `params`: the parameters of the plan, by name and type, for
-    `param("service")` in the steps. InvalidPlan lists all problems of a plan.
+    The plan is checked before the first effect and recorded. A run keeps its plan, until a person lets another version
+    go on with the run. Steps that do not wait for each other run at the same time. With parallel=False the steps run one
+    after the other, in the given order. The result is a dict of the steps' results by name. Its key "$not_done" says
+    which steps were skipped, or failed with on_failure="continue", and why. `params`: the parameters of the plan, by
+    name and type, for `param("service")` in the steps. InvalidPlan lists all problems of a plan.
     """
 
     def __init__(
