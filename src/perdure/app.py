@@ -322,6 +322,7 @@ class Perdure:
         budget: Budget | None = NOTHING,
         version: str | None = NOTHING,
         labels: Mapping[str, str] = NOTHING,
+        connection: Any = NOTHING,
         **kwargs: Any,
     ) -> Handle:
         """Create a run of an agent (or of the agent with this name). The run is durable when this returns.
@@ -339,9 +340,14 @@ class Perdure:
         from -1,000 to 1,000, and 0 by default. Among the runs of one tenant in one queue, the run with the highest
         priority is claimed first. `not_before` is a time, or a timedelta from now. `budget` replaces the budget of the
         agent. `labels` are short texts by which the run is found, such as {"customer": "c-7"}: `app.list(where=…)`.
+
+        With `connection`, the run is created in the transaction of that connection to the journal's own database, and
+        exists when you commit: your rows and the run are one commit. It is a connection of psycopg 3, a Connection or
+        Session of SQLAlchemy over psycopg 3 (sync or async), or of apsw if the journal is a SQLite file. Before the
+        commit no worker sees the run, and the handle finds no run.
         """
         given: dict[str, Any] = {"id": id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
-        given |= {"not_before": not_before, "budget": budget, "version": version, "labels": labels}
+        given |= {"not_before": not_before, "budget": budget, "version": version, "labels": labels, "connection": connection}
         options = {name: value for name, value in given.items() if value is not NOTHING}
         if isinstance(agent, str) and agent not in self.agents:
             return await self.start_encoded(agent, named_input(agent, args, kwargs), **options)
@@ -366,6 +372,7 @@ class Perdure:
         budget: Budget | Limits | None = None,
         version: str | None = None,
         labels: Mapping[str, str] | None = None,
+        connection: Any = None,
     ) -> Handle:
         """Like `start`, for input that `agent.bind` has encoded. `target`: where the code of the agent is.
 
@@ -413,7 +420,7 @@ class Perdure:
             artifacts=tuple(ids_in(encoded_input)),
             needed_artifacts=tuple(artifact.id for artifact in pointers_in(encoded_input)),
         )
-        row, is_new = await self.engine.start(new)
+        row, is_new = await self.engine.start(new, connection)
         if not is_new:
             _same_run(row, name, tenant, actor, new.input_digest)
         return Handle(self, run_id)

@@ -8,6 +8,7 @@ from tests.mutants.core import CORE
 from tests.mutants.evolving import EVOLVING
 from tests.mutants.fork import FORK
 from tests.mutants.incidents import INCIDENTS
+from tests.mutants.joined import JOINED
 from tests.mutants.known import known
 from tests.mutants.mutant import Known, Mutant
 from tests.mutants.outside import OUTSIDE
@@ -16,7 +17,20 @@ from tests.mutants.seeing import SEEING
 from tests.mutants.store import STORE
 from tests.mutants.worker import WORKER
 
-SOURCE: tuple[Mutant, ...] = (*ARTIFACTS, *CLI, *CORE, *EVOLVING, *FORK, *STORE, *INCIDENTS, *WORKER, *OUTSIDE, *SCHEDULES, *SEEING)
+SOURCE: tuple[Mutant, ...] = (
+    *ARTIFACTS,
+    *CLI,
+    *CORE,
+    *EVOLVING,
+    *FORK,
+    *STORE,
+    *INCIDENTS,
+    *JOINED,
+    *WORKER,
+    *OUTSIDE,
+    *SCHEDULES,
+    *SEEING,
+)
 KNOWN: tuple[Known, ...] = tuple(known())
 BY_NAME = {mutant.name: mutant for mutant in SOURCE}
 ALL: tuple[Mutant | Known, ...] = (*SOURCE, *KNOWN)

@@ -73,10 +73,11 @@ class Engine(Protocol):
     async def __aexit__(self, *exc: Any) -> None: ...
 
     # -- runs, from outside -------------------------------------------------------------------------------------------
-    async def start(self, new: NewRun) -> tuple[RunRow, bool]:
+    async def start(self, new: NewRun, connection: Any = None) -> tuple[RunRow, bool]:
         """Create the run; it is durable on return (True). Or return the run that already has this id (False).
 
-        Conflict if the id belonged to a run that was pruned.
+        Conflict if the id belonged to a run that was pruned. With a connection of the caller, the run is created in
+        the transaction of that connection: it exists when the caller has committed.
         """
 
     async def post(

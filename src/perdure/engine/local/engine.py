@@ -35,6 +35,7 @@ from perdure.engine.api import Activity, Reading, RunResult, no_such_run
 from perdure.engine.clock import Clock
 from perdure.engine.counts import Counts
 from perdure.engine.local.attempts import is_inside_call
+from perdure.engine.local.callers_connection import driver_connection, to_the_end
 from perdure.engine.local.sandbox import refuse_app
 from perdure.engine.local.watch import PAGE, Watch
 from perdure.engine.local.worker import Observer, Worker
@@ -205,10 +206,20 @@ class LocalEngine:
         return self._worker is not None and self._worker.transacting
 
     # -- runs, from outside -------------------------------------------------------------------------------------------
-    async def start(self, new: NewRun) -> tuple[RunRow, bool]:
+    async def start(self, new: NewRun, connection: Any = None) -> tuple[RunRow, bool]:
+        if connection is not None:
+            return await self._start_on(connection, new)
         if self.store.remote or self._is_locked:
             return await self._write(lambda: self.store.create_run(new))
         return await self._starts.create(new)
+
+    async def _start_on(self, connection: Any, new: NewRun) -> tuple[RunRow, bool]:
+        store = self.store
+        async with driver_connection(connection) as driver:
+            if not store.remote:
+                # Without a pause: another task that shares the connection cannot end its transaction in the middle.
+                return store.create_run_on(driver, new)
+            return await to_the_end(self._asking.start(lambda: store.create_run_on(driver, new)))
 
     async def post(
         self, run_id: str, body: AnyBody, *, call: int | None = None, seen: int | None = None, tenant: str | None = None

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import conninfo
 from psycopg.abc import PQGen
+from psycopg.adapt import AdaptersMap
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from psycopg.types.string import StrDumper
 
@@ -214,13 +215,18 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
     # lock.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.prepare_threshold = 1 if connection.direct else None
+    adapt(connection.adapters)
+    return connection
+
+
+def adapt(adapters: AdaptersMap) -> None:
+    """Let psycopg send the parameters of perdure's statements."""
     # Use one type for all numbers: psycopg would choose the type by the size of the number, and the statement would be
     # prepared once for each type.
-    connection.adapters.register_dumper(int, Int8BinaryDumper)
-    connection.adapters.register_dumper(int, Int8Dumper)
-    connection.adapters.register_dumper(str, StrDumper)
-    arrays.register(connection.adapters)
-    return connection
+    adapters.register_dumper(int, Int8BinaryDumper)
+    adapters.register_dumper(int, Int8Dumper)
+    adapters.register_dumper(str, StrDumper)
+    arrays.register(adapters)
 
 
 def _check(place: str, version: int, encoding: str, ours: str, read_only: bool, commits: str, schema: str | None) -> None:

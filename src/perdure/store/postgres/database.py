@@ -9,7 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import psycopg
@@ -20,6 +20,7 @@ from perdure.store.cursor import Cursor, Params, Row, Words
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.faults import is_loss, is_rolled_back, translated, unstorable
+from perdure.store.postgres.joined import joined
 from perdure.store.postgres.queries import PostgresCursor
 from perdure.store.postgres.tool_connection import confined, ours
 
@@ -50,8 +51,9 @@ class PostgresDatabase:
         one="_",
     )
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, schema: str) -> None:
         self.connections = connections
+        self.schema = schema
         self.where = connections.where
         self.commits = 0
 
@@ -126,6 +128,12 @@ class PostgresDatabase:
             raise StoreError(
                 "the tool's SQL has ended its transaction, so its result cannot be recorded in the same commit; remove COMMIT and ROLLBACK from it"
             )
+
+    def join(self, connection: Any) -> AbstractContextManager[Cursor]:
+        def is_held(key: int, process: int) -> bool:
+            return self.read("is_free", {"key": key, "process": process}) == [(False,)]
+
+        return joined(connection, self.schema, self.where, self.connections.answer_s, is_held)
 
     @contextmanager
     def unguarded(self, cursor: Cursor) -> Iterator[None]:
