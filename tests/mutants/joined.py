@@ -1,4 +1,4 @@
-"""Mutants of `app.start(connection=…)`: a run that is started in a transaction of the caller."""
+"""Mutants of `app.start(connection=…)`, a run in a transaction of the caller, and of SQLAlchemy in the transaction of a tool."""
 
 from __future__ import annotations
 
@@ -133,6 +133,39 @@ JOINED = (
         old="        connection.begin()\n",
         new="        pass\n",
         red=f"{TESTS}::test_sqlalchemy_commits_a_start_that_is_its_only_statement",
+        store="postgres",
+    ),
+    Mutant(
+        name="rows_of_a_tools_session_are_lost",
+        guard="what a session of a transaction tool has is committed with the tool's result",
+        promise="storage",
+        file="store/postgres/tool_connection.py",
+        where="confined",
+        old="        handle._flush()\n",
+        new="",
+        red="tests/unit/test_tool_alchemy.py::test_what_a_session_has_is_committed_with_the_result_even_if_the_tool_does_not_flush",
+        store="postgres",
+    ),
+    Mutant(
+        name="sqlalchemy_reads_the_journal",
+        guard="SQLAlchemy in a transaction tool runs only what a tool may run",
+        promise="security",
+        file="store/postgres/tool_connection.py",
+        where="ToolConnection.permitted",
+        old="        _numbered(sql if isinstance(sql, str) else str(sql), numbers=False)\n",
+        new="",
+        red="tests/unit/test_tool_alchemy.py::test_the_transaction_stays_the_journals_own[journal]",
+        store="postgres",
+    ),
+    Mutant(
+        name="a_rollback_of_sqlalchemy_is_ignored",
+        guard="after a rollback of SQLAlchemy the call of a transaction tool has failed",
+        promise="storage",
+        file="store/postgres/tool_alchemy.py",
+        where="AlchemyConnection.rollback",
+        old="            self.tool.give_up()\n",
+        new="            pass\n",
+        red="tests/unit/test_tool_alchemy.py::test_after_a_rollback_of_sqlalchemy_nothing_more_is_written_and_the_call_has_failed",
         store="postgres",
     ),
 )

@@ -114,6 +114,22 @@ class Call:
             raise InvalidInput('call.connection exists only in a tool with effect="transaction" that an agent has called')
         return self._connection
 
+    def sqlalchemy(self) -> Any:
+        """Only for `effect="transaction"` and a journal in PostgreSQL: a Connection of SQLAlchemy in that transaction.
+
+        It has the limits of `connection`: no transaction control, and nothing in perdure's own tables. SQLAlchemy 2 must
+        be installed. Each use in a call returns the same object, which ends with the tool.
+        """
+        return self.connection.sqlalchemy()
+
+    def session(self) -> Any:
+        """Like `sqlalchemy`, for the ORM: a Session in the transaction of this tool.
+
+        What is pending is sent when the tool has returned, or by `session.flush()`. `session.commit()` is refused: the
+        journal commits the rows together with the result of the call.
+        """
+        return self.connection.session()
+
     def save(self, data: Data, *, content_type: str = "application/octet-stream") -> Pending[Artifact]:
         """Store large bytes. Returns a pointer: `await call.save(…)`, or `call.save(…).wait()` in a sync tool.
 

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import conninfo
@@ -135,6 +135,26 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     def _not_to_be_closed(self) -> None:
         # libpq closes the socket of a broken connection. After that, its descriptor number may belong to another file.
         closed_in_children.discard(self._descriptor)
+
+
+class JoinedConnection(Connection):
+    """A second object around a connection that belongs to another object of psycopg."""
+
+    def __del__(self, *_: Any) -> None:
+        """psycopg would warn that this connection is still open. It is not ours to close."""
+
+
+J = TypeVar("J", bound=JoinedConnection)
+
+
+def around(kind: type[J], theirs: Any) -> J:
+    """An object of this kind around the same connection of libpq."""
+    pgconn = theirs.pgconn
+    handlers = pgconn.notice_handler, pgconn.notify_handler
+    ours = kind(pgconn)
+    pgconn.notice_handler, pgconn.notify_handler = handlers  # what the server tells meanwhile is meant for the other object
+    ours.prepare_threshold = None  # the session belongs to the other object, and may be behind a proxy
+    return ours
 
 
 def parameters(url: str) -> dict[str, Any]:

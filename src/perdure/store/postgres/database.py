@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from perdure.errors import StoreError, StoreUnavailable
+from perdure.errors import InvalidInput, StoreError, StoreUnavailable
 from perdure.store.cursor import Cursor, Params, Row, Words
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.connections import Connections
@@ -54,6 +54,7 @@ class PostgresDatabase:
     def __init__(self, connections: Connections, schema: str) -> None:
         self.connections = connections
         self.schema = schema
+        self._alchemy: Any = None
         self.where = connections.where
         self.commits = 0
 
@@ -115,11 +116,20 @@ class PostgresDatabase:
         connection = cursor.connection
         connection.answer_s = TOOL_S
         try:
-            with confined(connection, self.where) as handle:
+            with confined(connection, self.where, self._sqlalchemy) as handle:
                 yield handle
             self._check_still_ours(connection)
         finally:
             connection.answer_s = self.connections.answer_s
+
+    def _sqlalchemy(self) -> Any:
+        if self._alchemy is None:
+            try:
+                from perdure.store.postgres.tool_alchemy import Alchemy  # imported late: SQLAlchemy is the user's choice
+            except ImportError as error:
+                raise InvalidInput(f"call.sqlalchemy() and call.session() need SQLAlchemy 2: pip install sqlalchemy ({error})") from None
+            self._alchemy = Alchemy()
+        return self._alchemy
 
     def _check_still_ours(self, connection: Connection) -> None:
         """Check, after the tool has returned, that the connection is still in the same transaction."""

@@ -19,20 +19,13 @@ import psycopg
 from psycopg.pq import ConnStatus, PipelineStatus, TransactionStatus
 
 from perdure.errors import InvalidInput, StoreError, StoreUnavailable
-from perdure.store.postgres.connect import Connection, adapt
+from perdure.store.postgres.connect import Connection, JoinedConnection, adapt, around
 from perdure.store.postgres.faults import translated, unstorable
 from perdure.store.postgres.queries import PostgresCursor
 from perdure.store.postgres.tool_connection import ToolConnection
 
 _KEY = secrets.randbits(31)  # with the number of a server process, this is the key of an advisory lock: see `_check`
 _UTF8 = "UTF8"
-
-
-class JoinedConnection(Connection):
-    """perdure's own object around the caller's connection. It never closes it, unless the server does not answer."""
-
-    def __del__(self, *_: Any) -> None:
-        """psycopg would warn that this connection is still open. It is not ours to close."""
 
 
 @contextmanager
@@ -83,14 +76,10 @@ def _undo(ours: Connection) -> None:
 
 
 def _around(theirs: Any, schema: str, answer_s: float) -> Connection:
-    pgconn = theirs.pgconn
-    handlers = pgconn.notice_handler, pgconn.notify_handler
-    ours = JoinedConnection(pgconn)
-    pgconn.notice_handler, pgconn.notify_handler = handlers  # what the server tells meanwhile is meant for the caller
-    ours.prepare_threshold = None  # the session belongs to the caller, and may be behind a proxy
+    ours = around(JoinedConnection, theirs)
     ours.schema = schema
     ours.answer_s = answer_s
-    if pgconn.transaction_status == TransactionStatus.IDLE:
+    if ours.pgconn.transaction_status == TransactionStatus.IDLE:
         # The first statement begins the transaction, as the caller's own object would begin it.
         ours.isolation_level, ours.read_only, ours.deferrable = theirs.isolation_level, theirs.read_only, theirs.deferrable
     adapt(ours.adapters)
