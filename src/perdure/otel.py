@@ -68,7 +68,7 @@ from perdure.core.events import (
 )
 from perdure.core.state import CallState, RunState, image_in
 from perdure.core.steps import ParkedRun
-from perdure.core.trace_context import SAMPLED, RunTrace, SpanContext
+from perdure.core.trace_context import KNOWN_FLAGS, SAMPLED, RunTrace, SpanContext
 from perdure.errors import InvalidInput
 
 try:
@@ -126,6 +126,7 @@ class RunSpans:
         self._version = created.version
         self._life = 0  # how often people have reopened the run
         self._life_began = created_at
+        self._of_run: tuple[int, SpanContext] | None = None  # the span of the run in this life: the parent of the others
         self._attempts: dict[int, _Attempt] = {}
         self._args: dict[int, Payload] = {}  # of calls that were proposed, and whose first attempt has not begun
         self._doubts: dict[int, tuple[int, str]] = {}
@@ -295,9 +296,10 @@ class RunSpans:
     ) -> Span:
         created = self._created
         known = {"perdure.run.id": created.run_id, "gen_ai.agent.name": created.agent, "perdure.tenant": created.tenant}
-        parent = self.trace.run_span(self._life)
+        if self._of_run is None or self._of_run[0] != self._life:
+            self._of_run = (self._life, self.trace.run_span(self._life))
         # The clock may have been set back in between: no span ends before it begins.
-        return Span(name, min(start, end), end, self.trace.span(*key), parent, known | attributes, error, **more)
+        return Span(name, min(start, end), end, self.trace.span(*key), self._of_run[1], known | attributes, error, **more)
 
     def _completed(self, done: _Attempt, number: int, at: int, body: ToolCallCompleted | ToolCallFailed) -> Span:
         if isinstance(body, ToolCallFailed):
@@ -571,7 +573,7 @@ def current_span() -> SpanContext | None:
     if not found.is_valid:
         return None
     trace_id, span_id = otel.format_trace_id(found.trace_id), otel.format_span_id(found.span_id)
-    return SpanContext(trace_id, span_id, found.trace_flags & SAMPLED, found.trace_state.to_header())
+    return SpanContext(trace_id, span_id, found.trace_flags & KNOWN_FLAGS, found.trace_state.to_header())
 
 
 def _context(span: SpanContext, *, remote: bool = True) -> Context:

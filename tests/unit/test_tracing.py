@@ -29,7 +29,18 @@ from tests.unit.drive_tools import SETTINGS, local, run, until, worker_of
 from tests.unit.postgres_tools import cleared
 
 from perdure import Call, InvalidInput, Outcome, Perdure, Retry, Run, RunFilter, Settings, agent, tool
-from perdure.core.events import Event, RunCreated, ToolCallCompleted, ToolCallInitiated, TraceContext
+from perdure.core.codec import Payload, pack
+from perdure.core.events import (
+    ApprovalDecided,
+    ApprovalRequested,
+    Event,
+    RunClaimed,
+    RunCreated,
+    RunReleased,
+    RunSucceeded,
+    ToolCallCompleted,
+    ToolCallInitiated,
+)
 from perdure.core.trace_context import RunTrace
 from perdure.errors import StoreUnavailable
 from perdure.models import Answer, Scripted, Tokens
@@ -38,6 +49,7 @@ from perdure.store.api import Append, Appended
 from perdure.sync import Perdure as Blocking
 
 STARTER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+INPUT: Payload = pack(b"{}", 100)[0]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.full)])
@@ -353,7 +365,8 @@ def test_the_current_span_of_the_program_that_starts_a_run_is_recorded(url: str,
 
     created = run(main())
     (request,), (whole,) = traced.named("POST /refunds"), traced.named("invoke_agent kid")
-    assert created.trace == TraceContext(f"00-{request.trace}-{request.id}-01")
+    assert created.trace is not None
+    assert created.trace.parent.startswith(f"00-{request.trace}-{request.id}-0")
     assert (whole.trace, whole.parent) == (request.trace, request.id)
 
 
@@ -573,6 +586,25 @@ def test_a_run_that_another_worker_takes_over_is_one_trace_without_a_span_twice(
         ("second", "perdure.takeover"): 1,
         ("second", "invoke_agent mortal"): 1,
     }
+
+
+def test_a_decision_that_a_dead_worker_has_committed_is_not_reported_by_the_next() -> None:
+    """The run was held when it was decided, so that the decision was part of an append, with which it was reported."""
+
+    def event(seq: int, body: Any, call: int | None = None) -> Event:
+        return Event(seq, f"{seq:032x}", seq * 1_000_000, 1, call, None, body)
+
+    created, asked = RunCreated("r", "a", "1", "t", INPUT), ApprovalRequested("ap-1", "pay", INPUT, "d")
+    begun = [event(1, created), event(2, RunClaimed("w1"))]
+    appends = [[event(3, asked, 1)], [event(4, ApprovalDecided("ap-1", True, "ann", "d"), 1)]]
+    first = RunSpans.of(begun)
+    assert [span.name for append in appends for span in first.committed(append)] == ["perdure.approval pay"]
+    second = RunSpans.of([*begun, *appends[0], *appends[1], event(5, RunClaimed("w2", takeover=True))])
+    assert [span.name for span in second.committed([event(6, RunSucceeded(INPUT))])] == ["perdure.takeover", "invoke_agent a"]
+    # A decision between two workers was reported by neither: the next one reports it.
+    released = [event(4, RunReleased("waiting_approval", "approval")), event(5, appends[1][0].body, 1), event(6, RunClaimed("w2"))]
+    third = RunSpans.of([*begun, *appends[0], *released])
+    assert [span.name for span in third.committed([])] == ["perdure.approval pay", "perdure.wait"]
 
 
 def test_a_run_that_a_person_reopens_has_a_span_for_each_time(url: str, traced: Traced) -> None:
@@ -812,7 +844,7 @@ except Exception as error:
 
 
 def test_the_setting_turns_it_on() -> None:
-    wanted = {level: Perdure("sqlite://", settings=Settings(telemetry=level)).telemetry for level in ("off", "on", "payloads")}  # type: ignore[arg-type]
+    wanted = {level: Perdure("sqlite://", settings=Settings(telemetry=level)).telemetry for level in ("off", "on", "payloads")}
     assert wanted["off"] is None
     assert [found is not None and found.payloads for found in (wanted["on"], wanted["payloads"])] == [False, True]
 

@@ -21,6 +21,7 @@ from perdure.core.identity import derived
 from perdure.errors import InvalidInput
 
 SAMPLED = 1
+KNOWN_FLAGS = 3  # sampled, and: the id of the trace is random
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACESTATE = re.compile(r"[\x20-\x7e]{0,512}")
 _LONGEST = 512
@@ -94,7 +95,7 @@ def span_context(context: TraceContext) -> SpanContext | None:
     if version == "ff" or (version == "00" and rest is not None) or not int(trace_id, 16) or not int(span_id, 16):
         return None
     state = context.state if _TRACESTATE.fullmatch(context.state) else ""
-    return SpanContext(trace_id, span_id, int(flags, 16) & SAMPLED, state)
+    return SpanContext(trace_id, span_id, int(flags, 16) & KNOWN_FLAGS, state)
 
 
 def read_headers(headers: Mapping[str, str] | str, what: str) -> tuple[TraceContext | None, str | None]:
