@@ -468,22 +468,31 @@ class Telemetry:
         self._has_failed = False
 
     # -- for drives, on the loop's thread -----------------------------------------------------------------------------
-    def spans_of(self, events: Sequence[Event], parked: ParkedRun | None = None) -> RunSpans:
-        """The spans of a run whose journal was read. With `parked`, only the events after its release were read."""
-        if parked is not None:
-            assert parked.state.created is not None
-            return RunSpans.parked(parked.state, parked.last, events, payloads=self.payloads, flags=self._flags(parked.state.created))
-        created = events[0].body
-        assert isinstance(created, RunCreated)
-        return RunSpans.of(events, payloads=self.payloads, flags=self._flags(created))
+    def spans_of(self, events: Sequence[Event], parked: ParkedRun | None = None) -> RunSpans | None:
+        """The spans of a run whose journal was read. With `parked`, only the events after its release were read.
+
+        None: they cannot be found. That is logged, and the run goes on without spans.
+        """
+        try:
+            if parked is not None:
+                assert parked.state.created is not None
+                return RunSpans.parked(parked.state, parked.last, events, payloads=self.payloads, flags=self._flags(parked.state.created))
+            created = events[0].body
+            assert isinstance(created, RunCreated)
+            return RunSpans.of(events, payloads=self.payloads, flags=self._flags(created))
+        except Exception:
+            self._complain()
+            return None
 
     def committed(self, spans: RunSpans, events: Sequence[Event], start: int, end: int) -> None:
         """Report what these events have ended. Their commit began at `start` and was known to be durable at `end`."""
-        self.report([*spans.committed(events), spans.commit(events, start, end)])
+        self._report_all(lambda: [*spans.committed(events), spans.commit(events, start, end)])
 
     def ended_by_force(self, events: Sequence[Event]) -> None:
         """Report the end of a run that this process has ended. `events` is its whole journal."""
-        self.report(self.spans_of(events[:-1]).committed(events[-1:]))
+        spans = self.spans_of(events[:-1])
+        if spans is not None:
+            self._report_all(lambda: spans.committed(events[-1:]))
 
     enter = staticmethod(enter)
 
@@ -493,16 +502,19 @@ class Telemetry:
         if model is not None and (provider := getattr(model, "provider", "")):
             self._providers[tool.name] = provider
 
-    def report(self, spans: Sequence[Span]) -> None:
-        """Report these spans. Whatever fails in the SDK is logged once, and the run goes on."""
+    def _report_all(self, find: Callable[[], Sequence[Span]]) -> None:
+        """Report these spans. Whatever fails, here or in the SDK, is logged, and the run goes on."""
         try:
             tracer = self._tracer()
-            for span in spans:
+            for span in find():
                 self._report(tracer, span)
         except Exception:
-            level = logging.DEBUG if self._has_failed else logging.ERROR
-            self._has_failed = True
-            log.log(level, "spans cannot be reported; the runs go on, and further failures are logged at level DEBUG", exc_info=True)
+            self._complain()
+
+    def _complain(self) -> None:
+        level = logging.DEBUG if self._has_failed else logging.ERROR
+        self._has_failed = True
+        log.log(level, "spans cannot be reported; the runs go on, and further failures are logged at level DEBUG", exc_info=True)
 
     def _report(self, tracer: otel.Tracer, span: Span) -> None:
         attributes = span.attributes

@@ -70,7 +70,7 @@ INSIDE: Mapping[str, str] = {
     "Anthropic": "body answer",
     "OpenAI": "body answer identity",
     "Scripted": "answer",
-    "Telemetry": "spans_of committed ended_by_force begins enter report",
+    "Telemetry": "spans_of committed ended_by_force begins enter",
     "Perdure": "ask load engine reading store start_encoded abort",
     "Plan": "facts_of frame_change check_open_calls declared",
     "Every": "interval_s",

@@ -39,7 +39,7 @@ TRACING = (
         new=(
             "        host = self._host\n"
             "        if self._spans is not None and host.telemetry is not None:\n"
-            "            host.telemetry.report(self._spans.committed([one.event for one in append.events]))\n"
+            "            host.telemetry.committed(self._spans, [one.event for one in append.events], 0, 0)\n"
             "        if not host.commits_here or host.group.under_way:\n"
         ),
         red=f"{SPANS}an_append_that_is_sent_again_reports_its_spans_once[sqlite]",
@@ -83,9 +83,9 @@ TRACING = (
         guard="an exception of the SDK of OpenTelemetry is logged, and the run goes on",
         promise="operating",
         file="otel.py",
-        where="Telemetry.report",
-        old="        except Exception:\n            level = logging.DEBUG",
-        new="        except ImportError:\n            level = logging.DEBUG",
+        where="Telemetry._report_all",
+        old="                self._report(tracer, span)\n        except Exception:\n",
+        new="                self._report(tracer, span)\n        except ImportError:\n",
         red=f"{SPANS}a_broken_exporter_breaks_no_run_and_is_logged_once",
         store="sqlite",
         says="NeedsAttention",

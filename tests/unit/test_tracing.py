@@ -41,10 +41,11 @@ from perdure.core.events import (
     ToolCallCompleted,
     ToolCallInitiated,
 )
+from perdure.core.state import fold
 from perdure.core.trace_context import RunTrace
 from perdure.errors import StoreUnavailable
 from perdure.models import Answer, Scripted, Tokens
-from perdure.otel import RunSpans, Telemetry
+from perdure.otel import RunSpans, Span, Telemetry
 from perdure.store.api import Append, Appended
 from perdure.sync import Perdure as Blocking
 
@@ -666,9 +667,20 @@ def test_in_every_journal_of_every_release_each_span_is_ended_by_one_event() -> 
             assert [one for one, times in Counter(span.context.span_id for span in ended).items() if times > 1] == []
             assert all(span.start <= span.end for span in ended)
             seen.update(span.name.partition(" ")[0] for span in ended)
+            for at, event in enumerate(events):
+                if event.type == "checkpoint_taken":
+                    since = RunSpans(events[0].body, events[0].ts).committed([events[0], *events[at:]])  # type: ignore[arg-type]
+                    assert _known(since) <= _known(ended)
+                if event.type == "run_released" and events[at + 1 :]:
+                    later = [RunSpans.of(events[: at + 1]), RunSpans.parked(fold(events[: at + 1]), event, [])]
+                    assert _known(later[0].committed(events[at + 1 :])) == _known(later[1].committed(events[at + 1 :]))
             # A worker that reads the whole journal reports at most the claim and the post before it.
             assert all(span.name.startswith("perdure.") for span in RunSpans.of(events).committed([]))
     assert set(seen) >= {"invoke_agent", "execute_tool", "chat", "perdure.wait", "perdure.approval", "perdure.takeover", "perdure.doubt"}
+
+
+def _known(spans: list[Span]) -> set[tuple[str, str, int, int]]:
+    return {(span.name, span.context.span_id, span.start, span.end) for span in spans}
 
 
 # -- what spans do not say, and what does not break -------------------------------------------------------------------

@@ -39,7 +39,7 @@ from perdure.engine.local.sandbox import refuse_app
 from perdure.engine.local.watch import PAGE, Watch
 from perdure.engine.local.worker import Observer, Worker
 from perdure.engine.threads import ReadingThreads
-from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreUnavailable, UnknownAgent
+from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreError, StoreUnavailable, UnknownAgent
 from perdure.settings import Settings
 from perdure.store.api import (
     FINISHED,
@@ -259,7 +259,10 @@ class LocalEngine:
 
         await self._write(lambda: self.store.end(run_id, body, event_id=event_id, now=self._clock.now(), expect=expect))
         if self._telemetry is not None:
-            self._telemetry.ended_by_force(await self._ask(lambda: self.store.read_life(run_id)))
+            try:
+                self._telemetry.ended_by_force(await self._ask(lambda: self.store.read_life(run_id)))
+            except StoreError as error:  # the run has ended: the caller must not take this for a failure of the end
+                log.info("run %s: the span of its end is lost: %s", run_id, error.in_full())
 
     async def reopen(self, runs: Sequence[Reopen]) -> None:
         await self._write(lambda: self.store.reopen(runs, now=self._clock.now()))
