@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -882,3 +883,18 @@ def test_a_program_without_a_tracer_provider_is_told_so_once(caplog: pytest.LogC
 def test_a_wrong_value_is_refused(make: Callable[[], object], says: str) -> None:
     with pytest.raises(InvalidInput, match=says.replace("(", r"\(").replace(")", r"\)")):
         make()
+
+
+@pytest.mark.full
+def test_the_command_line_takes_the_trace_of_its_environment(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'db'}"
+    for run_id, given in (("r", STARTER), ("s", "garbage")):
+        command = [sys.executable, "-m", "perdure", "start", "support", "n=1", "--id", run_id, "--url", url]
+        ran = subprocess.run(command, env={**os.environ, "TRACEPARENT": given}, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert ("the traceparent 'garbage' is not valid" in ran.stderr) is (run_id == "s")
+
+    async def main() -> list[Any]:
+        async with app_of(url, [], None) as app:
+            return [getattr(journal(app, run_id)[0].body, "trace", 0) for run_id in ("r", "s")]
+
+    assert run(main()) == [TraceContext(STARTER), None]
