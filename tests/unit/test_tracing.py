@@ -41,6 +41,7 @@ from perdure.core.events import (
     RunSucceeded,
     ToolCallCompleted,
     ToolCallInitiated,
+    TraceContext,
 )
 from perdure.core.state import fold
 from perdure.core.trace_context import RunTrace
