@@ -31,6 +31,7 @@ from perdure.tool.call import Call
 from perdure.tool.describe import argument_schema, documented, properties_of
 from perdure.tool.hooks import Compensator, Hook, Simulator
 from perdure.tool.policy import Predicate, policy_of
+from perdure.tool.secret import resolve
 from perdure.tool.signature import EMPTY, Parameter, Signature
 from perdure.tool.spend import Cost, estimated
 
@@ -48,7 +49,7 @@ def pin_of(
     """
     # If a parameter needs pydantic, the pin contains the fields of its class and not only the name. For all other
     # parameters pydantic is not used, so that it need not be loaded.
-    structured = [parameter for parameter in parameters if parameter.exact == frozenset()]
+    structured = [parameter for parameter in parameters if parameter.exact == frozenset() and not parameter.is_secret]
     whole = {
         "name": name,
         "effect": effect,
@@ -71,7 +72,8 @@ def _default(parameter: Parameter) -> str | None:
     if parameter.default is EMPTY:
         return None
     try:
-        return codec.encode(parameter.default).decode("utf-8", "replace")
+        default = parameter.coerce(parameter.default) if parameter.is_secret else parameter.default
+        return codec.encode(default).decode("utf-8", "replace")
     except NotEncodable:
         return type(parameter.default).__qualname__
 
@@ -171,6 +173,11 @@ class Tool(Generic[P, R]):
         """The names of the tool's arguments, without the Call."""
         return self._signature.names
 
+    @property
+    def takes_secrets(self) -> dict[str, bool]:
+        """The parameters that take a secret; True: the parameter has a default."""
+        return self._signature.secrets_with_default
+
     def misfits(self, given: Mapping[str, Any], later: Collection[str]) -> list[str]:
         """All problems with these named arguments. For the names in `later`, the values are not known yet."""
         return self._signature.misfits(given, later)
@@ -181,9 +188,17 @@ class Tool(Generic[P, R]):
         For example, they still fit after a parameter with a default was added.
         """
         try:
-            return self._signature.bind((), codec.decode(encoded))
+            return self._signature.rebind(encoded)
         except InvalidInput:
             return None
+
+    def secrets_in(self, encoded: bytes) -> frozenset[str]:
+        """The names of the secrets in the arguments of a recorded call."""
+        return self._signature.secrets_in(encoded)
+
+    def with_secrets(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that `bind` has made, with a Secret for each reference: to call the tool with them."""
+        return self._signature.with_secrets(bound)
 
     def with_call(self, arguments: dict[str, Any], call: Call) -> dict[str, Any]:
         """The arguments, plus the Call if the function has a parameter for the Call."""
@@ -225,7 +240,7 @@ class Tool(Generic[P, R]):
         before, after = codec.decode(args), codec.decode(edited)
         if not isinstance(after, dict):
             raise InvalidInput(f"tool {self.name}: the edited arguments are not an object")
-        self._signature.bind((), after)
+        self._signature.bind((), self._signature.with_secrets(after))
         fixed = [name for name in {**before, **after} if name not in self._editable]
         for name in fixed:
             if name not in before or name not in after or codec.encode(after[name]) != codec.encode(before[name]):
@@ -323,7 +338,7 @@ class Tool(Generic[P, R]):
         async def undo_async(arguments: dict[str, Any], result: Any, call: Call) -> Any:
             return await hook.fn(**given(arguments, result, call))
 
-        return Tool(
+        undoing: Tool[..., Any] = Tool(
             undo_async if hook.is_async else undo,
             effect=hook.effect,
             name=f"{self.name}.undo",
@@ -334,6 +349,9 @@ class Tool(Generic[P, R]):
             key_window=self.key_window_s,
             rate=self.rate,
         )
+        # The hook gets the secrets of the call that it undoes.
+        undoing.secrets_in = lambda encoded: self.secrets_in(codec.encode(codec.decode(encoded)["arguments"]))  # type: ignore[method-assign]
+        return undoing
 
     def __repr__(self) -> str:
         return f"<tool {self.name} effect={self.effect}>"
@@ -344,7 +362,17 @@ class Tool(Generic[P, R]):
             raise InvalidInput(
                 f"tool {self.name} ({self.effect}) is not called: a rehearsal calls only read tools, and the body of a read tool calls this one"
             )
-        kwargs = self.with_call(self.arguments(encoded), Call.outside())
+        call = Call.outside()
+        if names := self.secrets_in(encoded):
+            call.scrubber = await resolve(names, caller.secrets if isinstance(caller, Call) else None)
+            token = in_call.set(call)  # so that the secrets in the arguments are those of this call
+            try:
+                arguments = self.arguments(encoded)
+            finally:
+                in_call.reset(token)
+        else:
+            arguments = self.arguments(encoded)
+        kwargs = self.with_call(arguments, call)
         if self.is_async:
             return cast(R, await self.fn(**kwargs))
         return cast(R, await asyncio.to_thread(self.fn, **kwargs))
@@ -380,7 +408,10 @@ class Tool(Generic[P, R]):
 
     @property
     def _editable(self) -> tuple[str, ...]:
-        return () if self._policy is None else self._policy.approval.editable
+        if self._policy is None:
+            return ()
+        # A person who decides must not name another secret.
+        return tuple(name for name in self._policy.approval.editable if name not in self._signature.secrets)
 
     @cached_property
     def _documented(self) -> tuple[str, dict[str, str]]:

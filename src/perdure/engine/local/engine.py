@@ -58,6 +58,7 @@ from perdure.store.api import (
 )
 from perdure.store.open import is_postgres, open_store
 from perdure.tool.artifact import ids_in
+from perdure.tool.secret import Resolver
 
 Created = tuple[RunRow, bool]
 
@@ -127,8 +128,10 @@ class LocalEngine:
         clock: Clock,
         observers: Sequence[Observer],
         queues: Sequence[str] | None,
+        secrets: Resolver | None = None,
     ) -> None:
         self._url = url
+        self._secrets = secrets
         self._agents = agents
         self._settings = settings
         self._clock = clock
@@ -291,7 +294,9 @@ class LocalEngine:
         self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, agents: Sequence[Agent[Any, Any]] | None = None
     ) -> RunRow:
         if agents is not None:
-            async with Worker(self.store, agents, self._settings, self._clock, self._observers, counts=self._counts) as own:
+            async with Worker(
+                self.store, agents, self._settings, self._clock, self._observers, counts=self._counts, secrets=self._secrets
+            ) as own:
                 return await own.drive_one(run_id, wait=wait, stop=stop)
         if is_inside_call() and self._worker is not None and self._worker.draining:
             # A new worker would begin only after the drain, and the drain waits for this very tool: a deadlock.
@@ -342,7 +347,16 @@ class LocalEngine:
             return self._worker
 
     def _new_worker(self) -> Worker:
-        return Worker(self.store, self._agents.values(), self._settings, self._clock, self._observers, self._queues, counts=self._counts)
+        return Worker(
+            self.store,
+            self._agents.values(),
+            self._settings,
+            self._clock,
+            self._observers,
+            self._queues,
+            counts=self._counts,
+            secrets=self._secrets,
+        )
 
     def activity(self) -> Activity:
         worker = self._worker

@@ -72,6 +72,7 @@ class Isolated:
     def __init__(self, tool: Tool[..., Any], args: bytes, call: Call, limit_s: float | None = None) -> None:
         self._what = f"the process of tool {tool.name}"
         self._call = call
+        self._secrets = {} if call.scrubber is None else call.scrubber.values
         self._environment = environment(os.environ, tool.pass_env)
         self._request: dict[str, Any] = {
             # The module and function to load come from the function object itself, never from a journal.
@@ -95,7 +96,18 @@ class Isolated:
         self._stopped = False
 
     def run(self) -> Returned | Unrecordable | Raised:
-        """The tool's answer, or a failure. The kind of the failure says whether the effect may have happened."""
+        """The tool's answer, or a failure. The kind of the failure says whether the effect may have happened.
+
+        The process has removed its secrets already. The worker does it again, because it does not trust the process.
+        """
+        ended, scrubber = self._run(), self._call.scrubber
+        if scrubber is None:
+            return ended
+        if isinstance(ended, Returned):
+            return Returned(scrubber.json(ended.result))
+        return structs.replace(ended, failure=scrubber.failure(ended.failure))
+
+    def _run(self) -> Returned | Unrecordable | Raised:
         with self._lock:
             if self._stopped:
                 return self._raised("not_sent", "was stopped before it had begun")
@@ -121,7 +133,7 @@ class Isolated:
         artifacts.there.close()  # so that the connection ends when the process ends
         try:
             assert process.stdin is not None
-            process.stdin.write(json.dumps({**self._request, "artifacts": asked}).encode("ascii") + b"\n")
+            process.stdin.write(json.dumps({**self._request, "artifacts": asked, "secrets": self._secrets}).encode("ascii") + b"\n")
             process.stdin.flush()
         except (OSError, ValueError):
             pass  # the process has ended, or was stopped just now: its output shows how

@@ -78,6 +78,7 @@ from perdure.store.api import (
 )
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Closer
+from perdure.tool.secret import Resolver, source_of
 
 log = logging.getLogger("perdure.worker")
 Observer = Callable[[str, Sequence[Event]], None]
@@ -149,8 +150,10 @@ class Worker:
         queues: Sequence[str] | None = None,
         performing: Performing | None = None,
         counts: Counts | None = None,
+        secrets: Resolver | None = None,
     ) -> None:
         self.store = store
+        self.secrets = secrets or source_of(settings.secrets)
         self.counts = counts or Counts()
         self.settings = settings
         self.clock = clock
