@@ -161,11 +161,16 @@ class _Callee:
     settle_s = None
     shows_key = True
     keyless = False
+    secrets: frozenset[str] = frozenset()
 
     def __init__(self, name: str, effect: Effect, timeout_s: float) -> None:
         self.name = name
         self.effect = effect
         self.timeout_s = timeout_s
+
+    def secrets_in(self, encoded: bytes) -> frozenset[str]:
+        """The secrets of the server's headers or environment. The arguments of an MCP tool cannot have secrets."""
+        return self.secrets
 
     def arguments(self, encoded: bytes) -> dict[str, Any]:
         return {"arguments": codec.decode(encoded)}
