@@ -79,7 +79,8 @@ def _scrub(record: logging.LogRecord, scrubber: Scrubber) -> None:
                 plain = codec.decode(codec.encode(value))
             except NotEncodable:
                 plain = _repr(value)
-            record.__dict__[name] = scrubber.value(plain)
+            del record.__dict__[name]
+            record.__dict__[scrubber.text(name)] = scrubber.value(plain)
 
 
 class JsonFormatter(logging.Formatter):
