@@ -232,7 +232,7 @@ def test_a_secret_shows_its_name_only():
 def test_the_reference_is_part_of_the_pin_and_of_no_schema():
     def declared(name: str) -> Any:
         @tool(name="t")
-        async def t(cents: int, key: Secret = Secret(name)) -> None: ...
+        async def t(cents: int, key: Secret = Secret(name)) -> None: ...  # noqa: B008 (a Secret never changes)
 
         return t
 
@@ -815,7 +815,7 @@ def test_a_hook_that_does_not_know_says_so_without_the_value():
 
 
 @tool(effect="once")
-async def pay(cents: int, key: Secret = Secret(NAME)) -> str:
+async def pay(cents: int, key: Secret = Secret(NAME)) -> str:  # noqa: B008 (a Secret never changes)
     """Pay."""
     SEEN.append(key.reveal())
     return f"paid {cents} with {key.reveal()}"
