@@ -35,9 +35,11 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A
 # in clear text to any server. The only harmless value is require_auth=scram-sha-256.
 _NOT_IN_A_FILE = ("require_auth", "gssdelegation", "servicefile")
 _HARMLESS = re.compile(r"[?&]require_auth=scram-sha-256(?=&|\Z)")
-# Variables that are no settings: PERDURE_DEBUG, the values of secrets (tool/secret.py), and the variables that Kubernetes
-# sets for a service named "perdure".
-_NOT_SETTINGS = re.compile(r"PERDURE_(DEBUG|SECRET_\w+|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)\Z")
+# Variables that are no settings: PERDURE_DEBUG, the values of secrets (tool/secret.py), the rules and the key of redaction
+# (tool/redact.py), and the variables that Kubernetes sets for a service named "perdure".
+_NOT_SETTINGS = re.compile(
+    r"PERDURE_(DEBUG|SECRET_\w+|REDACT(_KEY(_FILE)?)?|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)\Z"
+)
 
 
 class _Given(NamedTuple):

@@ -517,7 +517,7 @@ def _simulated(asked: CallTool, facts: Facts, max_steps: int) -> Completion | No
     simulator = getattr(tool, "simulator", None)
     if simulator is None:
         return None
-    arguments = tool.arguments(asked.args)
+    arguments = tool.arguments(tool.clear(asked.args))
     machine = Machine(facts, lambda _: simulator.run(arguments), max_steps, tool.encode_result, is_interrupt)
     try:
         commands = machine.start(0)

@@ -1,7 +1,7 @@
 """What must not be stored in clear text: secrets, by their value, and fields, by the rules of a path language.
 
 A `Scrubber` removes the values of secrets from everything that a tool says. `Rules` name fields: `perdure export
---redact` replaces these fields in a copy.
+--redact` replaces these fields in a copy, and a `Redaction` stores a keyed digest instead of them.
 
 There are three kinds of rules:
 
@@ -13,6 +13,8 @@ There are three kinds of rules:
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import html
 import json
 import re
@@ -74,6 +76,7 @@ def _pattern(where: str, text: str) -> re.Pattern[str]:
 # -- secrets, by their value ----------------------------------------------------------------------------------------
 # A shorter secret would occur in many texts by chance.
 MIN_CHARS = 4
+MIN_DIGITS = 6  # the same for a number that a rule has found
 # A text may be cut in the middle of a secret. So much of its beginning counts as the secret.
 _HEAD_CHARS = 16
 _UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~"
@@ -118,12 +121,15 @@ class Scrubber:
     cut. For the same reason, a text must be scrubbed before perdure itself cuts it.
     """
 
-    __slots__ = ("_forms", "_heads", "_values")
+    __slots__ = ("_forms", "_heads", "redacted", "values")
 
-    def __init__(self, values: Mapping[str, str]) -> None:
-        self._values = dict(values)
+    def __init__(self, values: Mapping[str, str], redacted: Mapping[str, str] = {}) -> None:
+        """`redacted`: the values of redacted arguments, by their path. They are removed too."""
+        self.values = dict(values)
+        self.redacted = dict(redacted)
         found: dict[str, str] = {}
-        for name, value in self._values.items():
+        marked = [(marker_of(name), value) for name, value in values.items()]
+        for name, value in (*marked, *((f"<redacted {path}>", value) for path, value in redacted.items())):
             # The lines of a key (PEM) may be shown one by one, without their line breaks.
             lines = [line for line in value.splitlines() if len(line) >= _HEAD_CHARS] if "\n" in value else []
             for secret in (value, *lines):
@@ -136,15 +142,10 @@ class Scrubber:
 
     def value_of(self, name: str) -> str | None:
         """The value of the secret; None if it is not a secret of this attempt."""
-        return self._values.get(name)
-
-    @property
-    def values(self) -> dict[str, str]:
-        """All values by name, for the pipe to an isolated process."""
-        return dict(self._values)
+        return self.values.get(name)
 
     def __repr__(self) -> str:
-        return f"<Scrubber {', '.join(self._values)}>"
+        return f"<Scrubber {', '.join((*self.values, *self.redacted))}>"
 
     def text(self, text: str) -> str:
         """The text without the secrets."""
@@ -156,12 +157,12 @@ class Scrubber:
             if not size:
                 place = begin + 1
                 continue
-            pieces += [text[after:begin], marker_of(name)]
+            pieces += [text[after:begin], name]
             place = after = begin + size
         return text if not pieces else "".join((*pieces, text[after:]))
 
     def _longest_at(self, text: str, begin: int) -> tuple[int, str]:
-        """How much of a secret begins at this place, and the name of the secret."""
+        """How much of a secret begins at this place, and the text that takes its place."""
         best, of = 0, ""
         for form, name in self._forms:
             if len(form) <= best:
@@ -214,7 +215,7 @@ class Scrubber:
         return max((len(form.encode("utf-8", "surrogatepass")) for form, _ in self._forms), default=0)
 
     def found_in(self, data: bytes) -> str | None:
-        """The name of a secret whose value is in these bytes, in any form; None if there is none."""
+        """The marker of a secret whose value is in these bytes, in any form; None if there is none."""
         for form, name in self._forms:
             if form.encode("utf-8", "surrogatepass") in data:
                 return name
@@ -241,3 +242,100 @@ def unused(name: str, taken: Mapping[str, Any]) -> str:
         number += 1
         fresh = f"{name} {number}"
     return fresh
+
+
+# -- fields that are stored as a keyed digest ---------------------------------------------------------------------------
+REDACTED = "$redacted"
+_KEY = b'"$redacted"'
+_DIGEST = re.compile(r"hmac-sha256:[0-9a-f]{64}")
+
+
+class Redaction(Struct, frozen=True):
+    """Replaces the fields that the rules name by a keyed digest: the same value has the same digest, in every run.
+
+    The key is needed because a field may have few possible values: the digest of a PIN without a key reveals the PIN.
+    """
+
+    key: bytes
+    rules: Rules
+
+    def __repr__(self) -> str:
+        return f"<Redaction by {len(self.rules.keys) + len(self.rules.paths)} rules>"
+
+    def redacted(self, encoded: bytes) -> tuple[bytes, dict[str, Found]]:
+        """The JSON with digests, and what they stand for. A field that is null or redacted already stays as it is."""
+        known: dict[str, Found] = {}
+        value = codec.decode(encoded)
+        fresh = self._value(value, (), known)
+        return (codec.encode(fresh), known) if known else (encoded, known)
+
+    def _value(self, value: Any, path: tuple[str, ...], known: dict[str, Found]) -> Any:
+        if self.rules.name(path) and value is not None and digest_in(value) is None:
+            digest = f"hmac-sha256:{hmac.new(self.key, codec.encode(value), hashlib.sha256).hexdigest()}"
+            known[digest] = Found(".".join(path), value)
+            return {REDACTED: digest}
+        if isinstance(value, dict):
+            return {key: self._value(item, (*path, key), known) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._value(item, (*path, str(place)), known) for place, item in enumerate(value)]
+        return value
+
+
+class Found(Struct, frozen=True):
+    path: str
+    value: Any
+
+    def __repr__(self) -> str:
+        return f"<redacted {self.path}>"
+
+
+def digest_in(value: object) -> str | None:
+    """The digest of a redacted field; None if the value is something else."""
+    if not isinstance(value, dict) or value.keys() != {REDACTED}:
+        return None
+    digest = value[REDACTED]
+    return digest if isinstance(digest, str) and _DIGEST.fullmatch(digest) else None
+
+
+def filled_in(encoded: bytes, known: Mapping[str, Found], what: str) -> bytes:
+    """The JSON with the values of its redacted fields. InvalidInput if a value is not known: it is never guessed."""
+    if _KEY not in encoded:
+        return encoded
+
+    def fill(value: Any, path: tuple[str, ...]) -> Any:
+        digest = digest_in(value)
+        if digest is not None:
+            if digest not in known:
+                raise InvalidInput(
+                    f"{what}: {'.'.join(path)} is redacted, and its value is not known here; only a digest of it is stored. "
+                    "Pass the value itself, or a Secret by which the tool finds it"
+                )
+            return known[digest].value
+        if isinstance(value, dict):
+            return {key: fill(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [fill(item, (*path, str(place))) for place, item in enumerate(value)]
+        return value
+
+    return codec.encode(fill(codec.decode(encoded), ()))
+
+
+def texts_of(known: Mapping[str, Found]) -> dict[str, str]:
+    """The texts and numbers in redacted fields that are long enough to be found in what a tool says, by their path."""
+    found: dict[str, str] = {}
+
+    def look(value: Any, path: str) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                look(item, f"{path}.{key}")
+        elif isinstance(value, list):
+            for place, item in enumerate(value):
+                look(item, f"{path}.{place}")
+        elif isinstance(value, str) and len(value) >= MIN_CHARS:
+            found[path] = value
+        elif isinstance(value, int | float) and not isinstance(value, bool) and sum(map(str.isdigit, str(value))) >= MIN_DIGITS:
+            found[path] = str(value)
+
+    for one in known.values():
+        look(one.value, one.path)
+    return found

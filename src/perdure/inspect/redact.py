@@ -22,14 +22,12 @@ from perdure.core import codec
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, CheckpointTaken, Event, LabelsChanged, RunCreated, SignalReceived, UnreadSignal, event_at
 from perdure.core.prompt_deltas import is_request, rejoined
-from perdure.core.redaction import MIN_CHARS, Rules, forms_of, rules_of, unused
+from perdure.core.redaction import MIN_CHARS, MIN_DIGITS, Rules, forms_of, rules_of, unused
 from perdure.core.state import RunState, image_in, image_of, payloads
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.prompt import sources
 
 MARKER = "[redacted]"
-# A shorter number is replaced only where its rule has found it, and so is a text shorter than MIN_CHARS.
-MIN_DIGITS = 6
 _MAX_RULES_BYTES = 1 << 20
 # The format needs these values, or other rows of the journal refer to them. A rule that matches one of them is
 # refused.

@@ -231,7 +231,7 @@ def _without_secret(scrubber: Scrubber, before: bytes, part: bytes) -> bytes:
     """The end of these bytes, in which a secret may begin. ArtifactNotSaved if a secret is in the bytes."""
     whole = before + part
     if (name := scrubber.found_in(whole)) is not None:
-        raise ArtifactNotSaved(f"call.save(…): the value of secret {name} is in the bytes; they are not stored", final=True)
+        raise ArtifactNotSaved(f"call.save(…): the value of {name} is in the bytes; they are not stored", final=True)
     return whole[-scrubber.longest :]
 
 

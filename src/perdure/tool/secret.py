@@ -152,13 +152,13 @@ def source_of(setting: str) -> Resolver:
     return by_name
 
 
-async def resolve(names: Collection[str], source: Resolver | None) -> Scrubber:
+async def resolve(names: Collection[str], source: Resolver | None, redacted: Mapping[str, str] = {}) -> Scrubber:
     """The values of these secrets. Nothing has begun yet, so both errors prove that nothing was sent.
 
     NotReady: there is no such secret, or its value cannot be used. NotSent: the resolver failed, and may answer later.
     """
     ask = from_environment if source is None else source
-    return Scrubber({name: _checked(name, await _ask(ask, name), ask) for name in sorted(names)})
+    return Scrubber({name: _checked(name, await _ask(ask, name), ask) for name in sorted(names)}, redacted)
 
 
 async def _ask(source: Resolver, name: str) -> object:

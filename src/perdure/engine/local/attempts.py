@@ -30,6 +30,7 @@ from perdure.core.compat import begun
 from perdure.core.events import Failure
 from perdure.core.failures import describe
 from perdure.core.outcomes import Abandoned, Outcome, Performed, Raised, Returned, Unrecordable
+from perdure.core.redaction import Scrubber, texts_of
 from perdure.engine.local.isolation import Isolated
 from perdure.engine.local.task_cleanup import cancel
 from perdure.engine.threads import Job, Threads
@@ -60,6 +61,7 @@ class Attempt:
         "_begun",
         "_call",
         "_done",
+        "_given",
         "_grace_s",
         "_interrupted",
         "_is_too_late",
@@ -90,7 +92,7 @@ class Attempt:
         `label` is the name of the attempt in messages.
         """
         self._tool = tool
-        self._args = args
+        self._given = args
         self._call = call
         self._threads = threads
         self._grace_s = grace_s
@@ -115,7 +117,11 @@ class Attempt:
         if self._stopped is not None:
             self._finish(self._never_began())
             return
-        names = secrets_in(self._tool, self._args)
+        try:
+            self._args, names = clear(self._tool, self._given, self._call), secrets_in(self._tool, self._given)
+        except InvalidInput as error:
+            asyncio.get_running_loop().call_soon(self._finish, self._not_started(error))
+            return
         if not names:
             self._begin(done)
             return
@@ -124,7 +130,7 @@ class Attempt:
         self._resolving.add_done_callback(partial(self._resolved, done))
 
     async def _resolve(self, names: frozenset[str]) -> None:
-        self._call.scrubber = await resolve(names, self._call.secrets)
+        self._call.scrubber = await resolve(names, self._call.secrets, redacted_texts(self._tool))
         # A resolver may take long, like the wait for a thread.
         if self._is_too_late is not None and await asyncio.to_thread(self._is_too_late):
             raise NotSent("its secrets were resolved while its worker sent no heartbeat for longer than its lease, and it was not begun")
@@ -401,6 +407,20 @@ def _arguments(tool: Any, args: bytes, call: Call) -> dict[str, Any]:
         in_call.reset(token)
 
 
+def clear(tool: Any, args: bytes, call: Call) -> bytes:
+    """The arguments with the values of their redacted fields. The tool's words are recorded without these values."""
+    clearing: Callable[[bytes], bytes] | None = getattr(tool, "clear", None)
+    if clearing is None:
+        return args
+    if redacted := redacted_texts(tool):
+        call.scrubber = Scrubber({}, redacted)
+    return clearing(args)
+
+
+def redacted_texts(tool: Any) -> dict[str, str]:
+    return texts_of(getattr(tool, "redacted", {}))
+
+
 def secrets_in(tool: Any, args: bytes) -> frozenset[str]:
     """The names of the secrets that an attempt needs. A model call, for example, has none."""
     names: Callable[[bytes], frozenset[str]] | None = getattr(tool, "secrets_in", None)
@@ -427,6 +447,7 @@ class _Asked:
         self.timeout_s = tool.timeout_s or RECONCILE_TIMEOUT_S
         self.arguments = tool.arguments
         self.secrets_in = partial(secrets_in, tool)
+        self.clear, self.redacted = partial(clear, tool, call=call), getattr(tool, "redacted", {})
         self._tool = tool
         self._call = call
         self.fn, self.is_async, self.with_call = hook.fn, hook.is_async, hook.with_call
@@ -469,7 +490,7 @@ async def reconcile(tool: Tool[..., Any], args: bytes, call: Call, *, threads: T
 
 def perform_in_transaction(tool: Tool[..., Any], args: bytes, call: Call) -> bytes:
     """Run the tool on this thread, inside the journal's transaction. If the tool raises, the caller must roll back."""
-    kwargs = _arguments(tool, args, call)
+    kwargs = _arguments(tool, clear(tool, args, call) if call.scrubber is None else tool.clear(args), call)
     token = in_call.set(call)
     try:
         value = _stepped(tool, tool.fn(**kwargs)) if tool.is_async else tool.fn(**kwargs)

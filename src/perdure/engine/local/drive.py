@@ -65,7 +65,7 @@ from perdure.core.steps import StepAppend as CoreAppend
 from perdure.engine.artifacts import Vaults
 from perdure.engine.clock import Clock
 from perdure.engine.counts import Counts
-from perdure.engine.local.attempts import Attempt, perform_in_transaction, reconcile, secrets_in
+from perdure.engine.local.attempts import Attempt, perform_in_transaction, reconcile, redacted_texts, secrets_in
 from perdure.engine.local.limits import Debts, OneAtATime, answer, look
 from perdure.engine.local.progress import ProgressKeeper
 from perdure.engine.local.task_cleanup import cancel
@@ -512,7 +512,8 @@ class Drive:
             self._transact_now(append, stored, None)
             return
         # Before the transaction: a resolver that takes long must not keep the journal's database locked.
-        resolving = self._host.loop.create_task(resolve(names, self._host.secrets), name=f"secrets of {tool.name}")
+        work = resolve(names, self._host.secrets, redacted_texts(tool))
+        resolving = self._host.loop.create_task(work, name=f"secrets of {tool.name}")
         resolving.add_done_callback(partial(self._resolved, append, stored))
 
     def _resolved(self, append: CoreAppend, stored: Append, resolving: asyncio.Task[Scrubber]) -> None:

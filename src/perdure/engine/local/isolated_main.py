@@ -231,15 +231,15 @@ def _call(request: dict[str, Any], tell: Any) -> Any:
     )
     # The worker has resolved the secrets. They come through the pipe: a command line, an environment or a file could be
     # read by others.
-    if request["secrets"]:
-        call.scrubber = Scrubber(request["secrets"])
+    if any(request["secrets"].values()):
+        call.scrubber = Scrubber(**request["secrets"])
     return call
 
 
 def _scrub(request: dict[str, Any]) -> Any:
     from perdure.core.redaction import Scrubber
 
-    return Scrubber(request["secrets"]).text
+    return Scrubber(**request["secrets"]).text
 
 
 def _load_tool(request: dict[str, Any]) -> Tool[..., Any]:
