@@ -12,11 +12,25 @@ from tests.mutants.known import known
 from tests.mutants.mutant import Known, Mutant
 from tests.mutants.outside import OUTSIDE
 from tests.mutants.schedules import SCHEDULES
+from tests.mutants.secrets import OF_SECRETS
 from tests.mutants.seeing import SEEING
 from tests.mutants.store import STORE
 from tests.mutants.worker import WORKER
 
-SOURCE: tuple[Mutant, ...] = (*ARTIFACTS, *CLI, *CORE, *EVOLVING, *FORK, *STORE, *INCIDENTS, *WORKER, *OUTSIDE, *SCHEDULES, *SEEING)
+SOURCE: tuple[Mutant, ...] = (
+    *ARTIFACTS,
+    *CLI,
+    *CORE,
+    *EVOLVING,
+    *FORK,
+    *STORE,
+    *INCIDENTS,
+    *WORKER,
+    *OUTSIDE,
+    *SCHEDULES,
+    *SEEING,
+    *OF_SECRETS,
+)
 KNOWN: tuple[Known, ...] = tuple(known())
 BY_NAME = {mutant.name: mutant for mutant in SOURCE}
 ALL: tuple[Mutant | Known, ...] = (*SOURCE, *KNOWN)

@@ -166,6 +166,7 @@ def test_a_tool_never_runs_with_a_placeholder():
             return await app.run(shop, id="r")
 
     said = run(main())
+    assert len(said) == 2, (said, SEEN)
     assert "tool pay: card.number is redacted, and its value is not known here" in said[0]
     assert "tool send: what.0.deep.number is redacted" in said[1]
     assert len(SEEN) == 1

@@ -40,6 +40,7 @@ from perdure import (
 )
 from perdure.config import load_settings
 from perdure.core.events import ApprovalRequested, RunCreated, ToolCallFailed, ToolCallInitiated, encode_body
+from perdure.core.failures import describe
 from perdure.core.redaction import Scrubber
 from perdure.core.state import payloads
 from perdure.errors import NeedsAttention, NotReady, NotSent
@@ -678,7 +679,7 @@ def test_a_record_of_a_tool_is_logged_without_the_value():
 
     class Later(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            plain.append(logging.Formatter().format(record))
+            plain.append(f"{record.msg} {record.args} {record.exc_info} {record.exc_text} {record.stack_info}")
 
     log = logging.getLogger("tests.secrets")
     log.setLevel(logging.INFO)
@@ -740,6 +741,11 @@ def test_a_value_is_found_in_every_form(value):
         text = f"before {form} after"
         assert MARK in scrubber.text(text), form
         assert value not in scrubber.text(text)
+
+
+def test_a_message_that_is_cut_inside_the_value_keeps_nothing_of_it():
+    scrub = Scrubber({NAME: VALUE}).text
+    assert describe(ValueError("x" * 1_990 + VALUE), scrub=scrub).message == "x" * 1_990 + MARK[:9] + "…"
 
 
 def test_a_text_that_is_cut_inside_a_value_keeps_nothing_of_it():
