@@ -149,8 +149,8 @@ OF_SECRETS = (
         promise="G15",
         file="tool/artifact.py",
         where="_without_secret",
-        old="    return whole[-scrubber.longest :]\n",
-        new='    return b""\n',
+        old="    return whole[: -scrubber.longest], whole[-scrubber.longest :]\n",
+        new='    return whole, b""\n',
         red=f"{SECRETS}an_artifact_with_the_value_is_not_saved[1048570]",
     ),
     Mutant(

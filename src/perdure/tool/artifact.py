@@ -213,13 +213,16 @@ def save(vault: Vault, data: Data, content_type: str, scrubber: Scrubber | None 
 def _save(
     vault: Vault, source: Iterator[bytes] | AsyncIterator[bytes], size: int | None, content_type: str, scrubber: Scrubber | None
 ) -> Generator[Any, Any, Artifact]:
-    before = b""
+    held = b""
     saving: Saving = yield lambda: vault.begin(content_type, size)
     try:
         while part := (yield _next(source) if isinstance(source, AsyncIterator) else partial(next, source, None)):
             if scrubber is not None:
-                before = _without_secret(scrubber, before, part)
-            yield partial(saving.write, part)
+                part, held = _without_secret(scrubber, held + part)
+            if part:
+                yield partial(saving.write, part)
+        if held:
+            yield partial(saving.write, held)
         artifact: Artifact = yield saving.finish
     except Exception:
         yield saving.discard
@@ -227,12 +230,14 @@ def _save(
     return artifact
 
 
-def _without_secret(scrubber: Scrubber, before: bytes, part: bytes) -> bytes:
-    """The end of these bytes, in which a secret may begin. ArtifactNotSaved if a secret is in the bytes."""
-    whole = before + part
+def _without_secret(scrubber: Scrubber, whole: bytes) -> tuple[bytes, bytes]:
+    """What can be written now, and the end of these bytes, in which a secret may begin: it is held back.
+
+    ArtifactNotSaved if a secret is in the bytes.
+    """
     if (name := scrubber.found_in(whole)) is not None:
         raise ArtifactNotSaved(f"call.save(…): the value of {name} is in the bytes; they are not stored", final=True)
-    return whole[-scrubber.longest :]
+    return whole[: -scrubber.longest], whole[-scrubber.longest :]
 
 
 async def _next(source: AsyncIterator[bytes]) -> bytes | None:
