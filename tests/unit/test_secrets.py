@@ -9,7 +9,6 @@ import logging
 import os
 import pickle
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +86,8 @@ SEEN: list[str] = []
 
 
 @pytest.fixture(autouse=True)
-def _nothing_seen() -> Iterator[None]:
+def _nothing_seen() -> None:
     SEEN.clear()
-    return
 
 
 @tool(effect="keyed", timeout=30)
@@ -632,7 +630,7 @@ def test_a_result_that_cannot_be_recorded_does_not_tell_the_value():
         return {(key.reveal(),): 1}
 
     @agent(version="1")
-    async def asks(run: Run) -> str:
+    async def asks(run: Run) -> Any:
         try:
             return await tells(Secret(NAME))
         except ToolFailed as error:
