@@ -37,6 +37,7 @@ from perdure import (
     ref,
     tool,
 )
+from perdure import sync as blocking
 from perdure.config import load_settings
 from perdure.core.events import ApprovalRequested, RunCreated, ToolCallFailed, ToolCallInitiated, encode_body
 from perdure.core.failures import describe
@@ -969,3 +970,9 @@ def test_the_ledger_of_a_crash_test_has_no_secret(tmp_path):
     call = Call.outside()
     call.scrubber = Scrubber({NAME: VALUE})
     assert _shown(pay, f"paid with {VALUE}", call) == f'"paid with {MARK}"'
+
+
+def test_the_app_for_blocking_code_takes_a_resolver_too(tmp_path):
+    with blocking.Perdure(url_of(tmp_path / "s.db"), [shop], settings=SETTINGS, secrets=known) as app:
+        assert app.run(shop, 9, id="r") == "charged 9"
+    assert SEEN == [VALUE]
