@@ -10,7 +10,7 @@ import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from perdure import app as asynchronous
 from perdure.agent import Agent
@@ -23,6 +23,9 @@ from perdure.errors import InvalidInput, PerdureError
 from perdure.settings import Settings
 from perdure.tool.artifact import Artifact
 from perdure.tool.secret import Resolver
+
+if TYPE_CHECKING:
+    from perdure.otel import Telemetry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,6 +77,7 @@ class Perdure:
         clock: Clock | None = None,
         queues: Sequence[str] | None = None,
         artifacts: str | None = None,
+        telemetry: Telemetry | None = None,
         secrets: Resolver | None = None,
     ) -> None:
         options: dict[str, Any] = {

@@ -15,6 +15,7 @@ from tests.mutants.schedules import SCHEDULES
 from tests.mutants.secrets import OF_SECRETS
 from tests.mutants.seeing import SEEING
 from tests.mutants.store import STORE
+from tests.mutants.tracing import TRACING
 from tests.mutants.worker import WORKER
 
 SOURCE: tuple[Mutant, ...] = (
@@ -29,6 +30,7 @@ SOURCE: tuple[Mutant, ...] = (
     *OUTSIDE,
     *SCHEDULES,
     *SEEING,
+    *TRACING,
     *OF_SECRETS,
 )
 KNOWN: tuple[Known, ...] = tuple(known())

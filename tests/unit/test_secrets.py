@@ -702,6 +702,7 @@ def test_a_record_of_a_tool_is_logged_without_the_value():
         except ValueError:
             log.exception("failed with %s", value)
         log.info("does not fit", value)
+        log.info("fields", extra={"run": value, "tenant": [value]})
 
     @agent(version="1")
     async def asks(run: Run) -> None:
@@ -715,7 +716,7 @@ def test_a_record_of_a_tool_is_logged_without_the_value():
         run(main())
     finally:
         log.handlers = []
-    assert len(lines) == len(plain) == 5
+    assert len(lines) == len(plain) == 6
     assert VALUE not in "".join(lines).replace("\\/", "/")
     assert VALUE not in "".join(plain)
     assert json.loads(lines[0])["message"] == f"key {MARK} and {{'k': '{MARK}'}}"
