@@ -83,6 +83,7 @@ from perdure.store.api import (
 )
 from perdure.store.url import shown_url
 from perdure.tool.artifact import Artifact, ids_in, in_call, pointers_in
+from perdure.tool.secret import Resolver, check_resolver
 from perdure.undo import Undoer, UndoPlan, undoable
 
 if TYPE_CHECKING:
@@ -240,7 +241,9 @@ class Perdure:
     commit of this app's worker, every function in `observers` is called on the event loop with the id of the run and the
     new events; an exception in it is logged, and the run goes on. `clock` is for tests.
     `telemetry` reports spans to OpenTelemetry (docs/tracing.md); without it, the setting `telemetry` decides.
-    `artifacts` replaces the place for large artifacts in the settings: file:///folder or s3://bucket/prefix. No run is
+    `artifacts` replaces the place for large artifacts in the settings: file:///folder or s3://bucket/prefix. `secrets`
+    replaces the source of secrets in the settings: a function, sync or async, that takes the name of a secret and
+    returns its value, or None if there is no such secret. No run is
     driven in this process before `run`, `drive`, `undo`, `work` or a handle's `result` is called.
     """
 
@@ -256,6 +259,7 @@ class Perdure:
         queues: Sequence[str] | None = None,
         artifacts: str | None = None,
         telemetry: Telemetry | None = None,
+        secrets: Resolver | None = None,
     ) -> None:
         if url is not None and not isinstance(url, str):
             raise InvalidInput(f"Perdure({shown(url)}): a URL is text, such as 'sqlite:///perdure.db'")
@@ -264,6 +268,9 @@ class Perdure:
         self.settings = settings or load_settings({}, os.environ, Path.cwd())
         if artifacts is not None:
             self.settings = structs.replace(self.settings, artifacts=checked_place(artifacts, "Perdure(artifacts=…)"))
+        if secrets is not None:
+            check_resolver(secrets)
+        self.secrets = secrets
         self.url = url or self.settings.url
         self.versions = _by_version(agents)
         # If `agents` has several versions of an agent, `start` uses the last version.
@@ -306,7 +313,7 @@ class Perdure:
                 self._audit.close()
 
     def _new_engine(self) -> Engine:
-        return new_engine(self.url, self.versions, self.settings, self.clock, self._observers, self.queues, self.telemetry)
+        return new_engine(self.url, self.versions, self.settings, self.clock, self._observers, self.queues, self.telemetry, self.secrets)
 
     @property
     def engine(self) -> Engine:
@@ -843,7 +850,9 @@ class Perdure:
         keep = None if id is None else Keep(identity.check_id(id, "the run id"), who, self.clock.now(), self.clock.new_id, why, model)
         if keep is not None and await self._asking.ask(lambda: self.reading.get(keep.id)) is not None:
             raise Conflict(f"run {keep.id} exists; choose another id for the fork")  # before a model is asked
-        async with Forks(self.reading, self.settings, answers=stubs_of(answers), reads=reads, models=model is not None) as forks:
+        async with Forks(
+            self.reading, self.settings, answers=stubs_of(answers), reads=reads, models=model is not None, resolver=self.secrets
+        ) as forks:
             given: Any = UNSET if input is NOTHING else input
             fork, new = await forks.fork(row.run_id, agent, at=at, edits=edits, input=given, keep=keep)
         if new is not None:

@@ -67,6 +67,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # If this is empty, larger artifacts are refused.
     artifacts: Text = ""
     artifact_database_bytes: Count = 64 * 1024 * 1024  # artifacts up to this size are stored in the journal's database
+    # Where the values of secrets come from. Empty: the environment, PERDURE_SECRET_<NAME>. file:///absolute/folder: one
+    # file for each secret. python:MODULE:FUNCTION: a function that takes the name; not in a settings file.
+    secrets: Text = ""
     max_steps: Count = 1_000_000  # an agent with more steps than this between two completions counts as stuck
     # After the end of a child or a decision about an approval, the worker holds the run for this long, because more
     # post may follow.

@@ -22,6 +22,7 @@ from perdure.engine.local.sandbox import refuse_app
 from perdure.errors import InvalidInput, PerdureError
 from perdure.settings import Settings
 from perdure.tool.artifact import Artifact
+from perdure.tool.secret import Resolver
 
 if TYPE_CHECKING:
     from perdure.otel import Telemetry
@@ -77,9 +78,16 @@ class Perdure:
         queues: Sequence[str] | None = None,
         artifacts: str | None = None,
         telemetry: Telemetry | None = None,
+        secrets: Resolver | None = None,
     ) -> None:
-        options: dict[str, Any] = {"settings": settings, "audit_log": audit_log, "clock": clock, "queues": queues, "artifacts": artifacts}
-        options["telemetry"] = telemetry
+        options: dict[str, Any] = {
+            "settings": settings,
+            "audit_log": audit_log,
+            "clock": clock,
+            "queues": queues,
+            "artifacts": artifacts,
+            "secrets": secrets,
+        }
         self._make: Callable[[], asynchronous.Perdure] = lambda: asynchronous.Perdure(url, agents, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: asynchronous.Perdure | None = None

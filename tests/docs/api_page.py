@@ -143,7 +143,7 @@ async def ask_first(run: Run, order: str) -> str:
         "Call and Outcome",
         "What the function of a tool is told about its call, and what a reconcile hook answers. "
         "More: [tools and effects](tools-and-effects.md).",
-        "Call Outcome Usage Artifact",
+        "Call Outcome Usage Artifact Secret",
         """\
 @tool(effect="once", timeout=10)
 def send_letter(order: str, call: Call) -> str:

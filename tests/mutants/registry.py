@@ -12,6 +12,7 @@ from tests.mutants.known import known
 from tests.mutants.mutant import Known, Mutant
 from tests.mutants.outside import OUTSIDE
 from tests.mutants.schedules import SCHEDULES
+from tests.mutants.secrets import OF_SECRETS
 from tests.mutants.seeing import SEEING
 from tests.mutants.store import STORE
 from tests.mutants.tracing import TRACING
@@ -30,6 +31,7 @@ SOURCE: tuple[Mutant, ...] = (
     *SCHEDULES,
     *SEEING,
     *TRACING,
+    *OF_SECRETS,
 )
 KNOWN: tuple[Known, ...] = tuple(known())
 BY_NAME = {mutant.name: mutant for mutant in SOURCE}

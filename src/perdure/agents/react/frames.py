@@ -22,6 +22,7 @@ from perdure.core.machine import current
 from perdure.core.state import RunState
 from perdure.models.messages import Answer, Message, Request, ToolUse
 from perdure.models.model import Model
+from perdure.tool import Tool
 
 
 class Recorded(Struct, frozen=True):
@@ -102,6 +103,8 @@ class RecordedKit:
             args = codec.encode(arguments)
         else:
             args = made(lambda: callee.bind((), arguments))
+            if isinstance(callee, Tool):
+                tool, args = callee.for_call(args)
         return machine.call_tool(RecordedTool(use.name, self._recorded.tools.get(use.name), tool, args), args)
 
     def effect(self, name: str) -> str:

@@ -105,6 +105,13 @@ class Toolbox:
         for one in self._tools:
             if not isinstance(one, (Tool, Agent, Toolset)):
                 raise InvalidInput(f"{owner}: {shown(one)} is no tool: decorate the function with @tool, or give an agent, or mcp(…)")
+            if not isinstance(one, Toolset):
+                for name, has_default in one.takes_secrets.items():
+                    if not has_default:
+                        raise InvalidInput(
+                            f"{owner}: parameter {name} of {one.name} takes a Secret, which a model cannot fill in; give it a default: "
+                            f'{name}: Secret = Secret("name")'
+                        )
         self._final = final
         self._kit = Kit((one for one in self._tools if isinstance(one, (Tool, Agent))), final)
         self._sets = any(isinstance(one, Toolset) for one in self._tools)

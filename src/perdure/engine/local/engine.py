@@ -58,6 +58,7 @@ from perdure.store.api import (
 )
 from perdure.store.open import is_postgres, open_store
 from perdure.tool.artifact import ids_in
+from perdure.tool.secret import Resolver
 
 if TYPE_CHECKING:
     from perdure.otel import Telemetry
@@ -131,8 +132,10 @@ class LocalEngine:
         observers: Sequence[Observer],
         queues: Sequence[str] | None,
         telemetry: Telemetry | None = None,
+        secrets: Resolver | None = None,
     ) -> None:
         self._url = url
+        self._secrets = secrets
         self._agents = agents
         self._settings = settings
         self._clock = clock
@@ -301,7 +304,16 @@ class LocalEngine:
         self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, agents: Sequence[Agent[Any, Any]] | None = None
     ) -> RunRow:
         if agents is not None:
-            own = Worker(self.store, agents, self._settings, self._clock, self._observers, counts=self._counts, telemetry=self._telemetry)
+            own = Worker(
+                self.store,
+                agents,
+                self._settings,
+                self._clock,
+                self._observers,
+                counts=self._counts,
+                telemetry=self._telemetry,
+                secrets=self._secrets,
+            )
             async with own:
                 return await own.drive_one(run_id, wait=wait, stop=stop)
         if is_inside_call() and self._worker is not None and self._worker.draining:
@@ -362,6 +374,7 @@ class LocalEngine:
             self._queues,
             counts=self._counts,
             telemetry=self._telemetry,
+            secrets=self._secrets,
         )
 
     def activity(self) -> Activity:

@@ -78,6 +78,7 @@ from perdure.store.api import (
 )
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Closer
+from perdure.tool.secret import Resolver, source_of
 
 if TYPE_CHECKING:
     from perdure.otel import Telemetry
@@ -153,8 +154,10 @@ class Worker:
         performing: Performing | None = None,
         counts: Counts | None = None,
         telemetry: Telemetry | None = None,
+        secrets: Resolver | None = None,
     ) -> None:
         self.store = store
+        self.secrets = secrets or source_of(settings.secrets)
         self.counts = counts or Counts()
         self.telemetry = telemetry
         self.settings = settings
