@@ -226,6 +226,8 @@ class Journal:
         if after is None:
             state = _clone(self.state)
             cancelled_at = self.cancelled_at
+            if state.created is not None and state.created.agent in HEARING:
+                _check_together(events)
             for place, event in enumerate(events):
                 self._check(state, event, (*self.events, *events[:place]))
                 try:
@@ -278,6 +280,15 @@ class Journal:
         age_us = ts - call.first_ts
         if call.effect == "keyed" and (call.doubtful or call.phase == "started") and not -60 * SECOND <= age_us <= KEY_WINDOW_S * SECOND:
             raise Violation(f"call {call.number} is begun again under a key that is {age_us / SECOND:.0f} s old (T14)")
+
+
+def _check_together(events: Sequence[Event]) -> None:
+    """An approved call does not begin with a message of its own commit: the message may have been sent first."""
+    last = {event.call: event for event in events}
+    for event in events:
+        begins = isinstance(event.body, ToolCallInitiated) and event.body.approval is not None and last[event.call] is event
+        if begins and any(isinstance(one.body, SignalReceived) for one in events[events.index(event) :]):
+            raise Violation(f"call {event.call} begins, and a message is in the same commit (G9)")
 
 
 def _inline(payload: codec.Payload) -> bytes:
