@@ -280,15 +280,15 @@ async def forum(run: Run) -> list[str]:
     return [decision.outcome, await signed]
 
 
-async def _considered(run: Run, call: asyncio.Future[str], number: int, model: Callable[[str], Coroutine[Any, Any, str]]) -> list[str]:
+async def _considered(run: Run, call: asyncio.Future[Any], number: int, model: Callable[[str], Coroutine[Any, Any, str]]) -> list[str]:
     """Waits for the call as ReAct does: a message is considered before the call begins; `b` withdraws the call."""
     done: list[str] = []
     while True:
-        message = run.arrival("go")
+        message: asyncio.Future[Any] = run.arrival("go")
         await asyncio.wait([call, message], return_when=asyncio.FIRST_COMPLETED)
         message.cancel()
         if not call.done():
-            hold = run.hold(number)
+            hold: asyncio.Future[Any] = run.hold(number)
             await asyncio.wait([call, hold], return_when=asyncio.FIRST_COMPLETED)
         if call.done():
             return [*done, call.result()]

@@ -7,7 +7,7 @@ withdrawn, no call is made twice, and no person is asked twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ def _nothing_paid() -> None:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    yield f"sqlite:///{tmp_path / 'db'}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'db'}" if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
 
 
 @tool(effect="once", approval=Approval(editable="cents"))
@@ -108,7 +108,8 @@ def test_a_message_reaches_the_model_and_the_call_that_it_wants_again_is_the_sam
             await app.signal("r", "message", "Is that right?", by="bob")
             assert await driven(app) == "waiting_approval"
             *_, told, said = model.asked[-1].messages
-            assert isinstance(told, ToolResult) and told.error and told.text.startswith(WAITS), told
+            assert isinstance(told, ToolResult)
+            assert (told.error, told.text.partition(",")[0]) == (True, WAITS)
             assert said == User("Is that right?")
             assert (the_one(app), PAID) == (approval, []), "the same approval is asked for, once"
             await app.approve(approval, by="ann")
@@ -118,7 +119,10 @@ def test_a_message_reaches_the_model_and_the_call_that_it_wants_again_is_the_sam
             assert kinds(events, CallHeld, CallKept, ToolCallInitiated).count("tool_call_initiated") == 1
             assert kinds(events, CallHeld, CallKept) == ["call_held", "call_kept"]
             check_replay(app, agent)
-            assert texts([ToolResult(**_plain(one)) for one in await app.transcript("r") if one["role"] == "tool"])[-1] == "tool paid 900 to ann"
+            assert (
+                texts([ToolResult(**_plain(one)) for one in await app.transcript("r") if one["role"] == "tool"])[-1]
+                == "tool paid 900 to ann"
+            )
 
     run(main())
     assert PAID == [900]
@@ -159,7 +163,7 @@ def test_every_other_answer_withdraws_the_call_also_if_a_person_has_approved_it(
             check_replay(app, agent)
 
     run(main())
-    assert PAID == ([100] if answer == "other arguments" else [])
+    assert ([100] if answer == "other arguments" else []) == PAID
 
 
 @pytest.mark.parametrize("order", ["yes, message", "message, yes"])
@@ -241,7 +245,8 @@ def test_calls_that_need_no_approval_keep_their_results_and_are_waited_for(url: 
 
     run(main())
     conversation = texts(model.asked[1].messages)
-    assert conversation[-3].startswith(f"tool! {WAITS}") and conversation[-2:] == ["tool seen", "user Hello?"]
+    assert conversation[-3].startswith(f"tool! {WAITS}")
+    assert conversation[-2:] == ["tool seen", "user Hello?"]
     assert PAID == [900]
 
 
@@ -393,9 +398,9 @@ class Answering(ByTurn):
     async def answer(self, request: Request, call: Call) -> Any:
         last = request.messages[-1]
         if isinstance(last, User):
-            self._lines = [wants(("give", {"cents": 900})) if last.text == "go" or self._keeps else "I leave it."]
+            self._lines = (wants(("give", {"cents": 900})) if last.text == "go" or self._keeps else "I leave it.",)
         else:
-            self._lines = ["done"]
+            self._lines = ("done",)
         self.asked.clear()
         return await super().answer(request, call)
 

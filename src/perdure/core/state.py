@@ -843,7 +843,9 @@ class RunState(Struct, gc=False, eq=False):
                 call.loose = call.loose or body.loose
             case CallHeld():
                 if call.begun or call.ended or call.held:
-                    raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) cannot follow: call {call.number} is {call.phase}")
+                    raise StoreCorrupt(
+                        f"{self._name()}: event {event.seq} ({event.type}) cannot follow: call {call.number} is {call.phase}"
+                    )
                 call.holds = (*call.holds, event.seq)
             case RetryScheduled() if body.turn:
                 call.turn = body.at
