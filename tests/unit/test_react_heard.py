@@ -19,6 +19,7 @@ from tests.unit.react_tools import ByTurn, texts, wants
 from perdure import Approval, Call, Conflict, Perdure, ReAct, tool
 from perdure.core.events import CallHeld, CallKept, Event, ToolCallInitiated
 from perdure.errors import RunEnded, StoreUnavailable
+from perdure.inspect.why.page import why
 from perdure.models import Answer
 from perdure.models.messages import Request, ToolResult, User, check
 
@@ -273,6 +274,33 @@ def test_a_message_that_comes_while_the_model_answers_is_heard_before_the_call_b
     assert PAID == [900]
 
 
+def test_why_says_that_a_call_is_held_and_its_cause_is_the_message(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    async def looks(request: Request) -> Any:
+        await app.approve(the_one(app), by="ann")
+        await until(lambda: "approval_decided" in types(app))
+        seen.extend(why(app.reading, "r", now=app.clock.now()).never_started)
+        return asks()
+
+    agent, _ = payer(asks(), looks, "done")
+    app = opened(f"sqlite:///{tmp_path / 'db'}", agent)
+
+    async def main() -> list[Event]:
+        async with app:
+            await waiting(app, agent)
+            await app.signal("r", "message", "Hello?", by="bob")
+            assert await driven(app) == "succeeded"
+            return await app.handle("r").events()
+
+    events = run(main())
+    (held,) = [event for event in events if isinstance(event.body, CallHeld)]
+    assert [event.seq for event in events if event.type == "signal_received"] == [held.cause]
+    assert (
+        seen[0] == f'call 2: pay(cents=900, to="ann"): not sent yet; the agent considers since event {held.seq} whether it still wants it'
+    )
+
+
 def test_the_same_arguments_may_be_written_in_another_way() -> None:
     agent, _ = payer(asks(), asks(to="ann"), "done")
 
@@ -373,6 +401,7 @@ class Mortal:
         return writes
 
 
+@pytest.mark.full  # the explorer (tests/core) has more of these in the quick tests
 @pytest.mark.parametrize("order", ["yes, message", "message, yes", "message"])
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("after", [True, False])

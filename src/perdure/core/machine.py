@@ -228,6 +228,13 @@ class Standstill(NamedTuple):
     unread: dict[str, int]  # topic → how many signals have arrived and were not received
 
 
+class WantedHold(NamedTuple):
+    """A call that the agent wants to hold, and that is not held yet."""
+
+    cause: int  # the seq of the event after which the agent wants it
+    taken: asyncio.Future[None]
+
+
 class _Open(Struct):
     kind: Literal["tool", "approval", "child"]
     callee: Any  # the tool or the agent
@@ -270,7 +277,7 @@ class Machine:
         self._buffered: dict[str, deque[Any]] = {}  # signals that the agent has not received yet, by topic
         self._listening: dict[str, deque[asyncio.Future[Any]]] = {}
         self._watching: dict[str, list[asyncio.Future[None]]] = {}  # those who wait for a signal, and leave it to `receive`
-        self.holds: dict[int, asyncio.Future[None]] = {}  # the calls that the agent wants to hold, and that are not held yet
+        self.holds: dict[int, WantedHold] = {}
         # A replay sets both: the patches (`patched`) that this run has recorded, and whether more recorded events
         # follow.
         self.patches: frozenset[str] = frozenset()
@@ -431,9 +438,9 @@ class Machine:
                     self.cancel_asked = True
                     self._main.cancel()
             case HoldTaken(number):
-                taken = self.holds.pop(number, None)
-                if taken is not None and not taken.done():
-                    taken.set_result(None)
+                hold = self.holds.pop(number, None)
+                if hold is not None and not hold.taken.done():
+                    hold.taken.set_result(None)
             case _:
                 raise AssertionError(completion)
 
@@ -594,9 +601,9 @@ class Machine:
         The future is done when the call is held. Only a call that needs an approval and has not begun can be held: the
         future of any other call is never done, and the call ends.
         """
-        taken = self.holds[number] = self._loop.create_future()
+        hold = self.holds[number] = WantedHold(self.cause, self._loop.create_future())
         self._commands.append(Hold(number))
-        return taken
+        return hold.taken
 
     def keep(self, number: int) -> None:
         """Record that the agent still wants the call that is held."""

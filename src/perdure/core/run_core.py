@@ -678,10 +678,10 @@ class RunCore:
         for number in [number for number in self._requests.requests if number not in needed]:
             self._requests.forget(number)
         yield from self._obey(frontier.pending)
-        for number in list(self._machine.holds):
+        for number, hold in list(self._machine.holds.items()):
             # The last worker could not hold the call: it died, or the call had no approval yet. Do it before the core
             # decides about the call, because its approval may be granted.
-            self._hold(number, state.seq)
+            self._hold(number, hold.cause)
         # The agent made these calls again while the last worker was closing the run.
         for number in [number for number in self._machine.waits_for if number <= known and number not in again]:
             if number not in self._machine.edits:
@@ -1550,7 +1550,7 @@ class RunCore:
         self._record(body, call=number, cause=self.state.seq)
         self._watch_expiry(self.state.asks[number])
         if self._machine is not None and number in self._machine.holds:
-            self._hold(number, self.state.seq)
+            self._hold(number, self._machine.holds[number].cause)
             if not self._obeying:
                 yield from self._obey(())
 
