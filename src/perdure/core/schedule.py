@@ -51,6 +51,7 @@ class Spec(Struct, frozen=True, gc=False, omit_defaults=True):
     tenant: str = "default"
     budget: Limits | None = None
     target: str | None = None
+    labels: dict[str, str] = {}  # of the runs
 
     @property
     def digest(self) -> str:

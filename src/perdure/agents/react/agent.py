@@ -56,6 +56,7 @@ from perdure.errors import BudgetExceeded, InvalidInput, ModelRefused, NoAnswer,
 from perdure.models.messages import Answer, Assistant, Message, ToolResult, ToolUse, User
 from perdure.models.model import Model
 from perdure.run import Run
+from perdure.schedule import Cron, Every, Schedule
 
 if TYPE_CHECKING:
     from perdure.agents.react.structured import Output
@@ -103,6 +104,7 @@ class ReAct(BuiltAgent[..., Any]):
         version: str | None = None,
         queue: str | None = None,
         circles: Circles | None = None,
+        schedule: Schedule | Cron | Every | None = None,
         max_tokens: int | None = None,
         checkpoint_bytes: int | None = CHECKPOINT_BYTES,
         summarize: bool | str | Model = False,
@@ -127,7 +129,7 @@ class ReAct(BuiltAgent[..., Any]):
         self.digest = digest = self._digest(model.pin())  # the version, unless one is declared
         former = self._digest(model.former_pin())
         self.former_versions = (former,) if version is None and former != digest else ()
-        options: dict[str, Any] = {"budget": budget, "queue": queue, "circles": circles}
+        options: dict[str, Any] = {"budget": budget, "queue": queue, "circles": circles, "schedule": schedule}
 
         fn = self._function()
         super().__init__(fn, name=name, version=digest if version is None else version, home=sys._getframe(1).f_globals, **options)
