@@ -64,7 +64,7 @@ from perdure.engine.local.attempts import Attempt
 from perdure.engine.local.sandbox import guard
 from perdure.engine.threads import ReadingThreads, Threads
 from perdure.errors import InvalidInput, NotEncodable, NotReady
-from perdure.inspect.diff import CallPath, Diff, DiffCall, answered, call_of, diff_of, path_of, spent
+from perdure.inspect.diff import CallPath, Calls, Diff, DiffCall, EncodedCall, call_of, diff_of, path_of, spent
 from perdure.inspect.specimen import Packing, new_fork
 from perdure.interrupts import is_interrupt
 from perdure.settings import Settings
@@ -238,15 +238,16 @@ class Forks:
         given = self._input(agent, state, input)
         machine = agent.machine(facts, given, self._settings.max_steps)
         packing = Packing(self._settings.inline_bytes, self._load)
-        who = keep or Keep("fork", "", row.updated_at, lambda: "")
-        other = packing.pack(given) if input is not UNSET else None
-        head = "" if keep is None else await self._ask(lambda: self._reading.hash_at(run_id, point).hex())
-        made = RunForked(who.id, run_id, point, head, who.by, who.reason, tuple(sorted(changed)), other is not None, who.model)
+        journal = None
+        if keep is not None:
+            other = packing.pack(given) if input is not UNSET else None
+            head = await self._ask(lambda: self._reading.hash_at(run_id, point).hex())
+            made = RunForked(keep.id, run_id, point, head, keep.by, keep.reason, tuple(sorted(changed)), other is not None, keep.model)
+            journal = self._journal(events[: place_of(events, point)], made, seen, other, agent, keep, packing)
         try:
-            journal = self._journal(events[: place_of(events, point)], made, seen, other, agent, who, packing)
             rehearsal = Rehearsal(machine, events, point, journal, self._load, changed)
             asked = await self._answer_all(rehearsal, row)
-            if rehearsal.outcome is None:
+            if journal is not None and rehearsal.outcome is None:
                 journal.park(_parked(rehearsal), rehearsal.now)
             left = path_of(f"run {row.run_id}", events, self._load, state)
             right = self._path(rehearsal, left, state, events, point, asked)
@@ -268,7 +269,7 @@ class Forks:
             diff_of(left, right),
             None if keep is None else keep.id,
         )
-        if keep is None:
+        if keep is None or journal is None:
             return fork, None
         specimen = Specimen("", "", keep.now, keep.by, fork_of=row.run_id, at=point)
         return fork, new_fork(recorded, fold(journal.events), journal.events, specimen, packing)
@@ -326,11 +327,12 @@ class Forks:
         # all others.
         life = rehearsal.machine.life
         earlier = fold(event for event in events if event.seq < life).numbers if life else 0
-        calls = {call.call: call for call in recorded.calls if call.call in rehearsal.ended or call.call <= earlier}
+        assert isinstance(recorded.calls, Calls)
+        calls = {call.number: call for call in recorded.calls.encoded if call.number in rehearsal.ended or call.number <= earlier}
         kept = [number for number in calls if number not in rehearsal.taken]
-        for number, taken in sorted(rehearsal.taken.items()):
-            call = structs.replace(call_of(number, taken.kind, taken.name, taken.args), effect=taken.effect)
-            calls[number] = call if taken.answer is None or taken.source is None else answered(call, taken.answer, taken.source)
+        for number, taken in rehearsal.taken.items():
+            answer = None if taken.source is None else taken.answer
+            calls[number] = EncodedCall(number, taken.kind, taken.name, taken.args, answer, taken.source, taken.effect)
         again = [one.recorded for one in rehearsal.taken.values() if one.recorded is not None and one.source == "recorded"]
         output: Any = None
         error: str | None = None
@@ -344,7 +346,7 @@ class Forks:
         run_id = state.created.run_id if state.created else ""
         name = f"fork of run {run_id} at event {point}"
         return CallPath(
-            name, [calls[n] for n in sorted(calls)], _status(rehearsal), added(spent(state, [*kept, *again]), asked), output, error
+            name, Calls([calls[n] for n in sorted(calls)]), _status(rehearsal), added(spent(state, [*kept, *again]), asked), output, error
         )
 
     # -- answers ------------------------------------------------------------------------------------------------------

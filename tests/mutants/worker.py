@@ -431,8 +431,7 @@ WORKER = (
         where="Renewer.__init__",
         old="self._proof_s = min(lease_s, store.cut_off_after_s)",
         new="self._proof_s = lease_s",
-        red="tests/postgres/test_late_answers.py::test_a_worker_whose_answer_comes_after_another_has_made_the_call_does_not_make_it"
-        "[in a transaction, within the lease]",
+        red="tests/unit/test_traps.py::test_T13_a_worker_counts_on_its_lease_only_while_no_other_may_have_seen_its_connection_end[postgres]",
         store="postgres",
     ),
     Mutant(
