@@ -7,6 +7,8 @@ withdrawn, no call is made twice, and no person is asked twice.
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -463,3 +465,82 @@ async def _posted(app: Perdure, approval: str, order: str) -> None:
             await app.approve(approval, by="ann")
         else:
             await app.signal("r", "message", "Hello?", by="bob")
+
+
+_PROGRAM = """
+import asyncio
+from pathlib import Path
+from perdure import Call, ReAct, tool
+from perdure.models import Answer, Model
+from perdure.models.scripted import use, uses
+
+HERE = Path(__file__).parent
+
+@tool(effect="keyed", approval=True)
+async def give(cents: int, call: Call) -> str:
+    "Give something."
+    with (HERE / "given").open("a") as ledger:
+        ledger.write(f"{call.key}\\n")
+    return "given"
+
+class Slow(Model):
+    async def answer(self, request, call):
+        last = request.messages[-1]
+        if getattr(last, "text", "") == "Hello?":
+            (HERE / "asked").touch()
+            while (HERE / "blocked").exists():
+                await asyncio.sleep(0.01)
+        return Answer("done") if type(last).__name__ == "ToolResult" else uses(use("give", cents=900))
+
+giver = ReAct("giver", model=Slow("slow"), tools=[give], version="1")
+"""
+
+
+@pytest.mark.full
+def test_a_worker_that_is_killed_while_the_model_considers_the_message_has_begun_nothing(url: str, tmp_path: Path) -> None:
+    """A real process and SIGKILL: the call was approved before, and is made once, after the model has kept it."""
+    program, given, blocked = tmp_path / "giving.py", tmp_path / "given", tmp_path / "blocked"
+    program.write_text(_PROGRAM)
+    command = [sys.executable, "-m", "perdure"]
+    at = ["--url", url]
+    assert subprocess.run([*command, "run", f"{program}:giver", "prompt=go", "--id", "r", *at], check=False).returncode == 3
+
+    async def post() -> None:
+        async with Perdure(url, settings=SETTINGS) as app:
+            (asked,) = await app.approvals()
+            await app.approve(asked.approval, by="ann")
+            await app.signal("r", "message", "Hello?", by="bob")
+
+    run(post())
+    blocked.touch()
+    worker = subprocess.Popen([*command, "resume", "r", f"{program}:giver", *at])
+    try:
+        run(until(lambda: (tmp_path / "asked").exists()))
+        assert not given.exists()
+    finally:
+        worker.kill()
+        worker.wait()
+    assert not given.exists()
+    blocked.unlink()
+    assert subprocess.run([*command, "resume", "r", f"{program}:giver", *at], check=False).returncode == 0
+    assert len(given.read_text().split()) == 1
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_rehearsal_goes_the_way_of_the_recorded_run(tmp_path: Path, keeps: bool) -> None:
+    agent, _ = payer(asks(), asks() if keeps else "I leave it.", "done")
+
+    async def main() -> list[list[str]]:
+        async with opened(f"sqlite:///{tmp_path / 'db'}", agent) as app:
+            approval = await waiting(app, agent)
+            await app.approve(approval, by="ann")
+            await app.signal("r", "message", "Hello?", by="bob")
+            await driven_until(app, "succeeded", "consumed" if keeps else "withdrawn")
+            first = next(event.seq for event in app.store.read("r") if event.type == "model_call_initiated")
+            await app.fork("r", at=first, id="rehearsed", by="ann")
+            row = await app.handle("rehearsed").row()
+            assert row.status == "succeeded"
+            return [kinds(await app.handle(one).events(), CallHeld, CallKept) for one in ("r", "rehearsed")]
+
+    recorded, rehearsed = run(main())
+    assert recorded == rehearsed == ["call_held", *(["call_kept"] if keeps else [])]
