@@ -97,6 +97,26 @@ async def looked(app: Perdure, clock: ManualClock) -> None:
 RUN_1, RUN_2, RUN_3 = (f"report@2026-11-17T06:0{minute}:00Z" for minute in (1, 2, 3))
 
 
+def test_the_ticks_that_a_worker_handles_are_counted(url):
+    async def main() -> None:
+        clock = clock_at()
+        async with working(url, clock, reporter(Schedule(Every(minutes=1), input={"wait": True}))) as app:
+            await until(lambda: app.store.schedule("report") is not None)
+            counted: Any = app._engine
+            counted = counted._worker.counts.ticks.values
+            clock.advance(30)
+            await until(lambda: counted.get(("report", "started")) == 1)
+            clock.advance(180)  # three ticks, and the run before has not ended
+            await until(lambda: counted.get(("report", "skipped")) == 3)
+            await app.signal(RUN_1, "go")
+            await until(lambda: status(app, RUN_1) == "succeeded")
+            clock.advance(180)
+            await until(lambda: counted.get(("report", "started")) == 2)
+            assert counted == {("report", "started"): 2, ("report", "skipped"): 3, ("report", "missed"): 2}
+
+    run(main())
+
+
 def test_the_runs_of_a_schedule_have_its_labels(url):
     async def main() -> None:
         clock = clock_at()

@@ -299,6 +299,23 @@ def steps_due(
     return [*steps, started]
 
 
+_MOST_COUNTED = 100_000
+
+
+def ticks_of(body: AnyScheduleBody, calendar: Calendar) -> tuple[Literal["started", "skipped", "missed"], int] | None:
+    """What became of the ticks of this event, and how many they are; None: it is about no tick."""
+    match body:
+        case TickStarted():
+            return "started", 1
+        case TicksSkipped(first=first, last=last, why=why):
+            number, tick = 1, calendar.after(first)
+            while tick is not None and tick <= last and number < _MOST_COUNTED:
+                number, tick = number + 1, calendar.after(tick)
+            return ("missed" if why.startswith("missed") else "skipped"), number
+        case _:
+            return None
+
+
 def _last_due(schedule_id: str, spec: Spec, calendar: Calendar, now: int) -> int | None:
     """The last tick whose time has come, with its jitter."""
     tick = calendar.before(now + 1)
