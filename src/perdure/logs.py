@@ -1,6 +1,6 @@
 """Logs of agents and tools: which run a record belongs to, no record twice because of a replay, and JSON lines.
 
-    handler.addFilter(RunFilter())            # record.run, .call, .attempt, .agent and .tenant
+    handler.addFilter(RunFilter())            # record.run, .call, .attempt, .agent, .tenant, .trace_id and .span_id
     handler.setFormatter(JsonFormatter())     # one JSON object for each line
 
 `perdure worker --log-format json` does both. Nothing is set while a run is driven: the filter finds out where a record
@@ -21,12 +21,14 @@ from perdure.core.invisible import escaped
 from perdure.tool.artifact import in_call
 from perdure.tool.call import Call
 
-FIELDS = ("run", "call", "attempt", "agent", "tenant")
+FIELDS = ("run", "call", "attempt", "agent", "tenant", "trace_id", "span_id")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", *FIELDS}
 
 
 class RunFilter(logging.Filter):
     """Adds to each record what it belongs to: `run`, `call`, `attempt`, `agent` and `tenant`; None if it is not known.
+
+    With telemetry, or if the run was started inside a trace, also `trace_id` and `span_id`.
 
     It drops the records of an agent that only repeats its recorded steps: such a record was logged before. After a
     crash the records of the last step may come again. Add it to a handler, not to a logger: the filter of a logger does
@@ -44,9 +46,11 @@ class RunFilter(logging.Filter):
                 if not machine.is_live:
                     return False
                 facts = machine.facts
-                known = (facts.run_id, None, None, facts.agent, facts.tenant)
+                known = (facts.run_id, None, None, facts.agent, facts.tenant, machine.trace_id, None)
         elif isinstance(call := in_call.get(), Call) and call.run_id:
-            known = (call.run_id, call.number, call.attempt, call.agent, call.tenant)
+            span = call.span
+            of_span = (None, None) if span is None else (span.trace_id, span.span_id)
+            known = (call.run_id, call.number, call.attempt, call.agent, call.tenant, *of_span)
         for name, value in zip(FIELDS, known, strict=True):
             if getattr(record, name, None) is None:  # the caller may have said it: log.info(…, extra={"run": …})
                 setattr(record, name, value)

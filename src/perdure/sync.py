@@ -10,7 +10,7 @@ import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from perdure import app as asynchronous
 from perdure.agent import Agent
@@ -22,6 +22,9 @@ from perdure.engine.local.sandbox import refuse_app
 from perdure.errors import InvalidInput, PerdureError
 from perdure.settings import Settings
 from perdure.tool.artifact import Artifact
+
+if TYPE_CHECKING:
+    from perdure.otel import Telemetry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,8 +76,10 @@ class Perdure:
         clock: Clock | None = None,
         queues: Sequence[str] | None = None,
         artifacts: str | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         options: dict[str, Any] = {"settings": settings, "audit_log": audit_log, "clock": clock, "queues": queues, "artifacts": artifacts}
+        options["telemetry"] = telemetry
         self._make: Callable[[], asynchronous.Perdure] = lambda: asynchronous.Perdure(url, agents, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: asynchronous.Perdure | None = None

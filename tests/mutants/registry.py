@@ -14,9 +14,23 @@ from tests.mutants.outside import OUTSIDE
 from tests.mutants.schedules import SCHEDULES
 from tests.mutants.seeing import SEEING
 from tests.mutants.store import STORE
+from tests.mutants.tracing import TRACING
 from tests.mutants.worker import WORKER
 
-SOURCE: tuple[Mutant, ...] = (*ARTIFACTS, *CLI, *CORE, *EVOLVING, *FORK, *STORE, *INCIDENTS, *WORKER, *OUTSIDE, *SCHEDULES, *SEEING)
+SOURCE: tuple[Mutant, ...] = (
+    *ARTIFACTS,
+    *CLI,
+    *CORE,
+    *EVOLVING,
+    *FORK,
+    *STORE,
+    *INCIDENTS,
+    *WORKER,
+    *OUTSIDE,
+    *SCHEDULES,
+    *SEEING,
+    *TRACING,
+)
 KNOWN: tuple[Known, ...] = tuple(known())
 BY_NAME = {mutant.name: mutant for mutant in SOURCE}
 ALL: tuple[Mutant | Known, ...] = (*SOURCE, *KNOWN)

@@ -81,6 +81,13 @@ class Limits(Struct, frozen=True, gc=False, omit_defaults=True):
     on_exceed: OnExceed = "pause"
 
 
+class TraceContext(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Which trace of OpenTelemetry something belongs to, and below which span: the two headers of W3C Trace Context."""
+
+    parent: str  # traceparent
+    state: str = ""  # tracestate
+
+
 class Body(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type"):
     """Base class of all bodies."""
 
@@ -115,6 +122,7 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     # Only of a run that a schedule has started: the schedule's id, and the tick (µs since 1970).
     schedule: str | None = None
     tick: int | None = None
+    trace: TraceContext | None = None  # of the program that started the run; of a child: below the span of its parent
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):
@@ -342,6 +350,7 @@ class ChildStarted(Body, frozen=True, tag="child_started"):
     key_scheme: int = 1  # the child's key scheme
     key_namespace: str = ""
     rehearsed: bool = False  # the run is a rehearsal: no child was started, and there is no run with this id
+    trace: TraceContext | None = None  # as in RunCreated: for the child
 
 
 class ChildFinished(Body, frozen=True, tag="child_finished"):

@@ -297,6 +297,7 @@ class Machine:
         self._woken = False  # something has happened in this life: it was woken, or it has received a signal
         self._taking: tuple[bytes, asyncio.Task[Any] | None] | None = None  # (state, task) of `checkpoint`
         self.left = False  # the agent has taken a checkpoint: this life is over
+        self.trace_id: str | None = None  # for log records of the agent
 
     # -- for the run core and replay ----------------------------------------------------------------------------------
     def start(self, now: int) -> list[Command]:

@@ -162,6 +162,7 @@ from perdure.core.steps import (
     Transaction,
 )
 from perdure.core.suspects import goes_further, is_poison
+from perdure.core.trace_context import RunTrace
 from perdure.errors import Diverged, InvalidInput, PerdureError, StoreUnavailable
 
 T = TypeVar("T")
@@ -201,6 +202,7 @@ class RunSettings(Struct, frozen=True):
     # soon.
     linger_us: int
     flush_us: int  # how long results of `read` calls may wait for the next append
+    traced: bool = False  # the worker reports spans: log records of every agent get the id of its trace
 
 
 class AgentCode(Protocol):
@@ -657,7 +659,7 @@ class RunCore:
     def _rebuild(self, events: Sequence[Event]) -> Asking[None]:
         state = self.state
         if self._machine is None:
-            self._machine = self._code.machine_of(state, self._load, self._settings.max_steps)
+            self._machine = self._new_machine()
             frontier = replay(self._machine, events, self._load)
             if frontier.in_the_way is not None:  # the code of this version has changed since a person let it go on with the run
                 raise Diverged(f"this code cannot go on with the run: {frontier.in_the_way}", seq=state.seq)
@@ -791,11 +793,18 @@ class RunCore:
         self._unwanted &= left
         self._refused.append((event, event))
 
+    def _new_machine(self) -> Machine:
+        machine = self._code.machine_of(self.state, self._load, self._settings.max_steps)
+        assert self.state.created is not None
+        if self._settings.traced or self.state.created.trace is not None:
+            machine.trace_id = RunTrace(self.state.created).trace_id
+        return machine
+
     def _begin_life(self, checkpoint: Event) -> Asking[None]:
         """Begin the agent's next life, in the same way as a replay from this checkpoint."""
         assert self._machine is not None
         self._machine.close()
-        machine = self._machine = self._code.machine_of(self.state, self._load, self._settings.max_steps)
+        machine = self._machine = self._new_machine()
         machine.begin_life(inheritance(checkpoint, self._load), self._load)
         machine.cause = machine.source = checkpoint.seq
         commands = machine.start(checkpoint.ts)
@@ -1107,6 +1116,7 @@ class RunCore:
             budget=agent.budget,
             key_scheme=KEY_SCHEME,
             key_namespace=self.state.created.key_namespace,
+            trace=None if self.state.created.trace is None else RunTrace(self.state.created).run_span(self.state.reopened).recorded,
         )
         self._record(body, call=number, cause=cause)
         self._urgent = True  # the commit creates the child

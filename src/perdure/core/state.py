@@ -315,6 +315,7 @@ class RunState(Struct, gc=False, eq=False):
     seq: int = 0
     epoch: int = 0
     reopened: int = 0  # how often people have reopened the run
+    reopened_at: int = 0  # when they last did
     fresh: bool = False  # the field `fresh` of the last `run_reopened`
     forked: RunForked | None = None  # how this run was made, if it is a fork
     inherited: int = 0  # how many events of a fork are copies of events of the run that was forked
@@ -512,7 +513,7 @@ class RunState(Struct, gc=False, eq=False):
             raise StoreCorrupt(
                 f"{self._name()}: event {event.seq} reopens a run that has succeeded, or goes back to an event that it has not"
             )
-        self.reopened, self.fresh = self.reopened + 1, body.fresh
+        self.reopened, self.reopened_at, self.fresh = self.reopened + 1, event.ts, body.fresh
         self._stand_up()
         for number in body.withdrawn:
             ask = self.asks.get(number)

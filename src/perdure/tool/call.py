@@ -16,6 +16,7 @@ from perdure.core.codec import canonical, decode, encode
 from perdure.core.events import Failure, Usage
 from perdure.core.failures import describe
 from perdure.core.outcomes import Returned, Unrecordable
+from perdure.core.trace_context import SpanContext
 from perdure.errors import InvalidInput, NotEncodable
 from perdure.interrupts import is_interrupt
 from perdure.tool import artifact
@@ -63,8 +64,14 @@ class Call:
         closers: dict[Hashable, Closer] | None = None,
         vaults: Callable[[Call], Vault] | None = None,
         reads_only: bool = False,
+        span: SpanContext | Callable[[], SpanContext] | None = None,
+        on_enter: Callable[[Call], Callable[[], None]] | None = None,
     ) -> None:
         self._key = key
+        self._span = span
+        # Called where the tool's function is about to run: makes the attempt's span the current one, with telemetry on.
+        # What it returns undoes that.
+        self.on_enter = on_enter
         self.reads_only = reads_only  # the tool is called by a rehearsal, where no tool with an effect may be called
         self.run_id = run_id
         self.number = number
@@ -98,6 +105,22 @@ class Call:
         if not isinstance(self._key, str):
             self._key = self._key()
         return self._key
+
+    @property
+    def span(self) -> SpanContext | None:
+        """The span of this attempt; if this worker reports no spans, the one that has started the run, if it is known."""
+        if callable(self._span):
+            self._span = self._span()
+        return self._span
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The trace context to send with a request: `traceparent`, and `tracestate` if there is one (W3C Trace Context).
+
+        Empty if this worker reports no spans and the run was not started inside a trace. Clients that are instrumented with
+        OpenTelemetry send these headers themselves.
+        """
+        return {} if self.span is None else self.span.headers
 
     @property
     def cancelled(self) -> bool:

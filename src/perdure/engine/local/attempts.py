@@ -169,6 +169,8 @@ class Attempt:
         self._begun = True
         _inside.set(True)
         in_call.set(self._call)
+        if self._call.on_enter is not None:
+            self._call.on_enter(self._call)  # in the context of this task only
         tool = self._tool
         try:
             self._answer = recordable(tool, await tool.fn(**kwargs))
@@ -216,6 +218,8 @@ class Attempt:
         if self._process is not None:
             return self._process.run()
         in_call.set(self._call)  # this sets the variable in the context of this job only
+        if self._call.on_enter is not None:
+            self._call.on_enter(self._call)
         try:
             value = self._tool.fn(**kwargs)
         except BaseException as error:  # an error of the tool makes only its call fail, even SystemExit
@@ -348,7 +352,8 @@ class Attempt:
     @property
     def _about(self) -> dict[str, Any]:
         call = self._call
-        return {"run": call.run_id, "call": call.number, "attempt": call.attempt, "agent": call.agent, "tenant": call.tenant}
+        about = {"run": call.run_id, "call": call.number, "attempt": call.attempt, "agent": call.agent, "tenant": call.tenant}
+        return about if call.span is None else about | {"trace_id": call.span.trace_id, "span_id": call.span.span_id}
 
     @property
     def _what(self) -> str:
@@ -419,12 +424,15 @@ def perform_in_transaction(tool: Tool[..., Any], args: bytes, call: Call) -> byt
     """Run the tool on this thread, inside the journal's transaction. If the tool raises, the caller must roll back."""
     kwargs = _arguments(tool, args, call)
     token = in_call.set(call)
+    leave = None if call.on_enter is None else call.on_enter(call)
     try:
         value = _stepped(tool, tool.fn(**kwargs)) if tool.is_async else tool.fn(**kwargs)
     except StopIteration as error:
         # A future or a coroutine cannot raise StopIteration, so raise another exception.
         raise RuntimeError(f"tool {tool.name} raised StopIteration") from error
     finally:
+        if leave is not None:
+            leave()
         in_call.reset(token)
     return tool.encode_result(value)
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import structs
 
@@ -61,6 +61,7 @@ from perdure.core.steps import (
     StopAttempts,
 )
 from perdure.core.steps import StepAppend as CoreAppend
+from perdure.core.trace_context import SpanContext, span_context
 from perdure.engine.artifacts import Vaults
 from perdure.engine.clock import Clock
 from perdure.engine.counts import Counts
@@ -74,6 +75,9 @@ from perdure.settings import Settings
 from perdure.store.api import Append, Appended, Claimed, Committed, ProgressRow, Refused, RunRow, Store
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Call, Closer
+
+if TYPE_CHECKING:
+    from perdure.otel import RunSpans, Telemetry
 
 log = logging.getLogger("perdure.worker")
 T = TypeVar("T")
@@ -114,6 +118,7 @@ class Host(Protocol):
     commits_here: bool
     entered: str | None
     counts: Counts
+    telemetry: Telemetry | None
 
     @property
     def transacting(self) -> bool: ...
@@ -174,6 +179,8 @@ class Drive:
         self._attempts: dict[int, Attempt] = {}
         self._hooks: dict[int, asyncio.Task[None]] = {}
         self._begin: Sequence[Begin] = ()  # attempts that begin when the append under way is durable
+        self._spans: RunSpans | None = None  # with telemetry, from the time when the journal was read
+        self._took_s = 0.0  # how long the append under way took, until it was known to be durable
         self._sent_s = 0.0  # when the append under way was first sent, by the monotonic clock
         self._failures = 0
         self._again: asyncio.TimerHandle | None = None
@@ -183,7 +190,8 @@ class Drive:
     @property
     def about(self) -> dict[str, str]:
         """The run, for log records about it: `log.info(…, extra=drive.about)`."""
-        return {"run": self.run_id, "agent": self._row.agent, "tenant": self._row.tenant}
+        about = {"run": self.run_id, "agent": self._row.agent, "tenant": self._row.tenant}
+        return about if self._spans is None else about | {"trace_id": self._spans.trace.trace_id}
 
     @property
     def state(self) -> RunState:
@@ -198,6 +206,8 @@ class Drive:
 
         `progress`: the stored progress of attempts that were cut off.
         """
+        if self._host.telemetry is not None:
+            self._spans = self._host.telemetry.spans_of(events, parked)
         self._host.progress.knows(self.run_id, progress)
         cut_off = {(row.call, row.attempt): row.progress for row in progress}
         self._feed(JournalRead(events, debts.budgets, debts.reserved, self._row.crashes, self.lease.epoch, parked, cut_off))
@@ -417,6 +427,8 @@ class Drive:
             grace_s=host.settings.cancel_grace_s,
             is_too_late=is_too_late,
         )
+        if host.telemetry is not None:
+            host.telemetry.begins(begin.tool)
         self._attempts[begin.number] = running
         running.start(partial(self._ended, told))
 
@@ -445,7 +457,15 @@ class Drive:
             on_heartbeat=heard,
             closers=self._host.closers,
             vaults=self._host.vaults,
+            span=self._span_of(begin),
+            on_enter=None if self._host.telemetry is None else self._host.telemetry.enter,
         )
+
+    def _span_of(self, begin: Begin) -> SpanContext | Callable[[], SpanContext] | None:
+        if self._spans is not None:
+            return partial(self._spans.trace.attempt_span, begin.number, begin.attempt)
+        created = self._core.state.created
+        return None if created is None or created.trace is None else span_context(created.trace)
 
     def _heard(self, call: Call) -> None:
         """A tool has sent a heartbeat, on any thread."""
@@ -539,6 +559,7 @@ class Drive:
         After a crash from now on, the journal has intents without results. core/decide.py says what happens to them.
         """
         host = self._host
+        self._took_s = time.monotonic() - self._sent_s
         if host.store.remote and any(self._is_unsure(self._sent_s, one.covered_s) for one in self._begin):
             self._make_sure(append, result)
         else:
@@ -588,6 +609,9 @@ class Drive:
             host.counts.appended(self._row.agent, self._row.queue, core.state, sealed)
             if host.observers:
                 host.observe(self.run_id, sealed)
+            if self._spans is not None and host.telemetry is not None and sealed:
+                end = host.clock.now()
+                host.telemetry.committed(self._spans, [one.event for one in sealed], end - round(self._took_s * 1e6), end)
             sent_s = self._sent_s
             in_doubt = False
             for one in begin:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from msgspec import structs
 
@@ -45,7 +45,7 @@ from perdure.engine.local.sandbox import refuse_app
 from perdure.engine.local.watch import PAGE, Watch
 from perdure.engine.local.worker import Observer, Worker
 from perdure.engine.threads import ReadingThreads
-from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreUnavailable, UnknownAgent
+from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreError, StoreUnavailable, UnknownAgent
 from perdure.settings import Settings
 from perdure.store.api import (
     FINISHED,
@@ -66,6 +66,9 @@ from perdure.store.api import (
 )
 from perdure.store.open import is_postgres, open_store
 from perdure.tool.artifact import ids_in
+
+if TYPE_CHECKING:
+    from perdure.otel import Telemetry
 
 Created = tuple[RunRow, bool]
 
@@ -135,6 +138,7 @@ class LocalEngine:
         clock: Clock,
         observers: Sequence[Observer],
         queues: Sequence[str] | None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._url = url
         self._agents = agents
@@ -142,6 +146,7 @@ class LocalEngine:
         self._clock = clock
         self._observers = observers
         self._queues = queues
+        self._telemetry = telemetry
         self._lease_us = round(settings.lease_s * 1e6)
         self._store: Store | None = None
         self._starts = Starts(lambda: self.store)
@@ -261,6 +266,11 @@ class LocalEngine:
                 raise _moved_on(row, seen)
 
         await self._write(lambda: self.store.end(run_id, body, event_id=event_id, now=self._clock.now(), expect=expect))
+        if self._telemetry is not None:
+            try:
+                self._telemetry.ended_by_force(await self._ask(lambda: self.store.read_life(run_id)))
+            except StoreError as error:  # the run has ended: the caller must not take this for a failure of the end
+                log.info("run %s: the span of its end is lost: %s", run_id, error.in_full())
 
     async def reopen(self, runs: Sequence[Reopen]) -> None:
         await self._write(lambda: self.store.reopen(runs, now=self._clock.now()))
@@ -299,7 +309,8 @@ class LocalEngine:
         self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, agents: Sequence[Agent[Any, Any]] | None = None
     ) -> RunRow:
         if agents is not None:
-            async with Worker(self.store, agents, self._settings, self._clock, self._observers, counts=self._counts) as own:
+            own = Worker(self.store, agents, self._settings, self._clock, self._observers, counts=self._counts, telemetry=self._telemetry)
+            async with own:
                 return await own.drive_one(run_id, wait=wait, stop=stop)
         if is_inside_call() and self._worker is not None and self._worker.draining:
             # A new worker would begin only after the drain, and the drain waits for this very tool: a deadlock.
@@ -350,7 +361,16 @@ class LocalEngine:
             return self._worker
 
     def _new_worker(self) -> Worker:
-        return Worker(self.store, self._agents.values(), self._settings, self._clock, self._observers, self._queues, counts=self._counts)
+        return Worker(
+            self.store,
+            self._agents.values(),
+            self._settings,
+            self._clock,
+            self._observers,
+            self._queues,
+            counts=self._counts,
+            telemetry=self._telemetry,
+        )
 
     def activity(self) -> Activity:
         worker = self._worker

@@ -192,6 +192,8 @@ def _run(request: dict[str, Any], answers: int) -> None:
             log_to_stderr(log_format, logging.INFO)
         call = _call(request, tell)
         in_call.set(call)  # before the arguments are decoded: artifacts in them have the rights of this call
+        if call.on_enter is not None:
+            call.on_enter(call)
         kwargs = tool.with_call(tool.arguments(request["args"].encode()), call)
     except BaseException as error:  # loading failed, so the tool itself has not begun
         found = describe(error)
@@ -216,9 +218,17 @@ def _call(request: dict[str, Any], tell: Any) -> Any:
 
     import msgspec
 
+    from perdure.core.events import TraceContext
+    from perdure.core.trace_context import span_context
     from perdure.engine.local.isolated_vault import AskedVault
     from perdure.tool import Call
 
+    on_enter: Any = None
+    if request["traced"]:
+        from perdure import otel
+
+        on_enter = otel.enter
+    headers = request["headers"]
     fields = request["call"]
     deadline = None if fields["deadline"] is None else datetime.fromisoformat(fields["deadline"])
     asked = AskedVault(request["artifacts"])
@@ -227,6 +237,8 @@ def _call(request: dict[str, Any], tell: Any) -> Any:
         on_heartbeat=lambda call: tell(b"H", call.progress_json or b""),
         on_spend=lambda usage: tell(b"U", msgspec.json.encode(usage)),
         vaults=lambda call: asked,
+        span=span_context(TraceContext(headers["traceparent"], headers.get("tracestate", ""))) if headers else None,
+        on_enter=on_enter,
     )
 
 

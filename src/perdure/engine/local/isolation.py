@@ -89,6 +89,8 @@ class Isolated:
                 "reads_only": call.reads_only,
                 "last_progress": call.last_progress,
             },
+            "headers": call.headers,
+            "traced": call.on_enter is not None,
         }
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None

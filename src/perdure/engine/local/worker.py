@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from msgspec import structs
 
@@ -78,6 +78,9 @@ from perdure.store.api import (
 )
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Closer
+
+if TYPE_CHECKING:
+    from perdure.otel import Telemetry
 
 log = logging.getLogger("perdure.worker")
 Observer = Callable[[str, Sequence[Event]], None]
@@ -149,9 +152,11 @@ class Worker:
         queues: Sequence[str] | None = None,
         performing: Performing | None = None,
         counts: Counts | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.store = store
         self.counts = counts or Counts()
+        self.telemetry = telemetry
         self.settings = settings
         self.clock = clock
         self.threads = Threads(settings.threads)
@@ -166,7 +171,7 @@ class Worker:
             self.counts.takeovers.add((one.name, one.queue or "default"), 0)
         self.queues = queues
         self.performing = performing
-        self.run_settings = run_settings(settings, still=clock.still)
+        self.run_settings = structs.replace(run_settings(settings, still=clock.still), traced=telemetry is not None)
         self.ids = clock.ids()
         self.blobs: Mapping[str, bytes] = StoredBlobs(store)
         self.loop: asyncio.AbstractEventLoop
