@@ -336,8 +336,8 @@ class BuiltAgent(Agent[P, R]):
     """
 
     def __init__(self, fn: AgentFunction[P, R], *, name: str, version: str, home: Mapping[str, Any], **options: Any) -> None:
-        super().__init__(fn, name=name, version=version, **options)
         self._home = home
+        super().__init__(fn, name=name, version=version, **options)
 
     @property
     def home(self) -> str:

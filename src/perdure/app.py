@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args, overload
 
 from msgspec import UNSET, Struct, structs
 
@@ -1121,16 +1121,25 @@ class Handle:
         await self.row()
         return await self._app.ask(lambda: self._app.reading.read(self.id, after))
 
-    async def follow(self, after: int = 0) -> AsyncGenerator[Event, None]:
+    @overload
+    def follow(self, after: int = 0, *, progress: Literal[False] = False) -> AsyncGenerator[Event, None]: ...
+    @overload
+    def follow(self, after: int = 0, *, progress: bool) -> AsyncGenerator[Event | RunningCall, None]: ...
+    async def follow(self, after: int = 0, *, progress: bool = False) -> AsyncGenerator[Any, None]:
         """Yields the events of the run until the run has ended: `async for event in handle.follow():`.
+
+        What the agent says with `run.status` is an event (`status_reported`). With `progress=True`, a `RunningCall` is
+        yielded, too, each time a call under way has reported something with `call.heartbeat`, also if a worker in
+        another process drives the run. Progress is stored every `progress_s` (2) seconds, so a tool that reports more
+        often is not heard each time.
 
         To be able to leave the loop earlier, use `async with contextlib.aclosing(handle.follow()) as events:`.
         """
         _check_after(after)
         await self.row()
-        async with aclosing(self._app.engine.follow(self.id, after)) as events:
+        async with aclosing(self._app.engine.follow(self.id, after, progress=progress)) as events:
             async for event in events:
-                yield event
+                yield event if isinstance(event, Event) else _running(event)
 
     async def state(self, at: int | None = None) -> RunState:
         """The state of the run, now or right after event number `at`."""

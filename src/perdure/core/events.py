@@ -316,6 +316,19 @@ class ApprovalWithdrawn(Body, frozen=True, tag="approval_withdrawn"):
     approval: str
 
 
+class CallHeld(Body, frozen=True, tag="call_held"):
+    """The agent considers again whether it wants this call, which needs an approval and has not begun.
+
+    Until `call_kept`, no attempt of the call begins, even if the approval is granted.
+    """
+
+
+class CallKept(Body, frozen=True, tag="call_kept"):
+    """The agent still wants the call that is held: it begins as soon as its approval is granted."""
+
+    number: int
+
+
 class SignalReceived(Body, frozen=True, tag="signal_received"):
     topic: str
     payload: Payload
@@ -620,6 +633,8 @@ AnyBody = (
     | ApprovalEscalated
     | ApprovalExpired
     | ApprovalWithdrawn
+    | CallHeld
+    | CallKept
     | SignalReceived
     | ChildStarted
     | ChildFinished

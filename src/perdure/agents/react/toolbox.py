@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from perdure.agent import Agent
 from perdure.agents.react.turns import FINAL_ANSWER, NAME
+from perdure.core import codec
 from perdure.core.codec import shown
 from perdure.core.failures import clean
 from perdure.errors import InvalidInput, PerdureError
@@ -59,6 +60,14 @@ class Kit:
         callee: Any = self.callees.get(use.name)
         arguments = check_arguments(use, self.names, None if callee is None else self._schemas[use.name])
         return made(lambda: callee(**arguments))
+
+    def args(self, use: ToolUse) -> bytes:
+        """The arguments of the call, with their defaults. NotCallable says why no call could be made."""
+        callee: Any = self.callees.get(use.name)
+        arguments = check_arguments(use, self.names, None if callee is None else self._schemas[use.name])
+        # A callee of a user's toolset may have no `bind`. Then its call is compared by the arguments that the model gave.
+        encoded: bytes = made(lambda: callee.bind((), arguments) if hasattr(callee, "bind") else codec.encode(arguments))
+        return encoded
 
     def effect(self, name: str) -> str:
         """The effect class of the tool. For agents and unknown names it is "once", which promises least."""

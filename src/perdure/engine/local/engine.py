@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from msgspec import structs
+
 from perdure import shell
 from perdure.agent import Agent
 from perdure.core.approval import Vote
@@ -27,6 +29,10 @@ from perdure.core.events import (
     RunSucceeded,
     RunUnpaused,
     SignalReceived,
+    ToolCallCompleted,
+    ToolCallFailed,
+    ToolCallInDoubt,
+    ToolCallInitiated,
     ToolCallResolved,
 )
 from perdure.core.state import RunState, fold
@@ -47,6 +53,8 @@ from perdure.store.api import (
     JournalStore,
     NewFork,
     NewRun,
+    OpenAttempt,
+    ProgressRow,
     Reopen,
     RunRow,
     ScheduleChange,
@@ -402,13 +410,19 @@ class LocalEngine:
         assert isinstance(body, RunSucceeded)
         return RunResult(row, await self._patiently(run_id, lambda: self._load(body.output)))
 
-    async def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
+    async def follow(self, run_id: str, after: int = 0, *, progress: bool = False) -> AsyncGenerator[Event | OpenAttempt, None]:
+        under_way = _UnderWay()
+        if progress and after:
+            # The intents of attempts that are under way may be before `after`.
+            current = await self._patiently(run_id, lambda: self.store.current([run_id]))
+            under_way.attempts = {one.call: structs.replace(one, progress=None) for one in current[run_id].running}
         row = await self._ask(lambda: self._row(run_id))
         while True:
             while after < row.seq:
                 page = await self._patiently(run_id, partial(self.store.read, run_id, after, PAGE))
                 for event in page:
                     after = event.seq
+                    under_way.see(event)
                     yield event
                 if not page:
                     row = await self._ask(lambda: self._row(run_id))  # NotFound: the run was pruned meanwhile
@@ -416,10 +430,13 @@ class LocalEngine:
                         raise StoreCorrupt(f"event {after + 1} of run {run_id} is missing")
             if row.status in FINISHED or row.specimen is not None:
                 return
-            row, events = await self._watch.news(run_id, after)
+            row, events, reported = await self._watch.news(run_id, after, under_way.told if progress else None)
             for event in events:
                 after = event.seq
+                under_way.see(event)
                 yield event
+            for attempt in under_way.news(reported or frozenset()):
+                yield attempt
 
     async def _until_rest(self, run_id: str) -> RunRow:
         """Wait until the run has ended, or until the run, or a child for which it waits, needs a person.
@@ -513,6 +530,34 @@ class LocalEngine:
 
 # After these events a run continues. If the run was cancelled, it continues with the status "cancelling".
 _GO_ON = (RunRequeued, RunUnpaused, ToolCallResolved)
+
+
+class _UnderWay:
+    """The attempts of a followed run that are under way, and the stored progress that the follower has."""
+
+    def __init__(self) -> None:
+        self.attempts: dict[int, OpenAttempt] = {}  # by the number of the call
+        self.told: frozenset[ProgressRow] = frozenset()
+
+    def see(self, event: Event) -> None:
+        if event.call is None:
+            return
+        if isinstance(event.body, ToolCallInitiated):
+            self.attempts[event.call] = OpenAttempt(event.call, event.body.tool, event.body.attempt, event.ts)
+        elif isinstance(event.body, ToolCallCompleted | ToolCallFailed | ToolCallInDoubt | ToolCallResolved):
+            self.attempts.pop(event.call, None)
+
+    def news(self, reported: frozenset[ProgressRow]) -> list[OpenAttempt]:
+        """The attempts with progress that the follower does not have. Progress of an attempt that has ended does not count."""
+        found = []
+        for row in sorted(reported - self.told, key=lambda row: row.call):
+            attempt = self.attempts.get(row.call)
+            if attempt is not None and attempt.attempt == row.attempt:
+                found.append(structs.replace(attempt, progress=row.progress))
+            elif attempt is not None and attempt.attempt < row.attempt:
+                reported -= {row}  # its intent is among the next events
+        self.told = reported
+        return found
 
 
 def _is_ready(row: RunRow, now: int) -> bool:

@@ -645,7 +645,11 @@ class Worker:
         mono_s = self.loop.time()
         if self._ticking.is_due(mono_s) and not self._draining and not self.transacting:
             served = list(self.served)
-            await self._ask(lambda: self._ticking.look(self.agents, served, self.queues, mono_s))
+            try:
+                await self._ask(lambda: self._ticking.look(self.agents, served, self.queues, mono_s))
+            finally:  # an error may come after ticks that were started
+                for agent, outcome, number in self._ticking.taken_ticks():
+                    self.counts.ticks.add((agent, outcome), number)
 
     async def _claim(self) -> None:
         await self._claim_ready()
