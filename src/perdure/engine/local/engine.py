@@ -459,7 +459,8 @@ class LocalEngine:
             assert seen is not None, run_id
             times = [one.ready_at for one in (row, *seen.family) if one.ready_at is not None and one.ready_at > now]
             due, again_s = min(times, default=None), max(not_before_s, loop.time() + _TRY_AGAIN_S)
-            held = served and row.holder is not None
+            # A worker that has died holds its runs until another worker notices it.
+            held = served and any(one.holder is not None for one in (row, *seen.family))
             seen = await self._watch.change(run_id, seen, due=due if served else None, until_s=again_s if ready else None, held=held)
             row = seen.row
 
@@ -495,8 +496,9 @@ class LocalEngine:
         return found
 
     async def _reap(self) -> None:
-        if self._worker is not None and not self._draining:
-            await self._worker.reap()
+        if not self._draining:
+            # A caller that waits for a parked run may be the first that needs a worker here: a child's worker may have died.
+            await (await self._working()).reap()
 
     def _row(self, run_id: str) -> RunRow:
         row = self.store.get(run_id)
