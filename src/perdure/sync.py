@@ -86,6 +86,7 @@ class Perdure:
             "clock": clock,
             "queues": queues,
             "artifacts": artifacts,
+            "telemetry": telemetry,
             "secrets": secrets,
         }
         self._make: Callable[[], asynchronous.Perdure] = lambda: asynchronous.Perdure(url, agents, **options)
