@@ -70,6 +70,7 @@ from perdure.interrupts import is_interrupt
 from perdure.settings import Settings
 from perdure.store.api import NewFork, RunRow, Specimen
 from perdure.tool.call import Call, Closer
+from perdure.tool.secret import Resolver, source_of
 from perdure.tool.spend import added
 
 T = TypeVar("T")
@@ -181,6 +182,7 @@ class Forks:
         reads: bool = False,
         models: bool = False,
         purse: Purse | None = None,
+        resolver: Resolver | None = None,
     ) -> None:
         """`reads`: call `read` tools, and ask models. `models`: ask models. All other tools are never called."""
         self._reading = reading
@@ -189,6 +191,7 @@ class Forks:
         self._reads = reads
         self._models = models or reads
         self._purse = purse or Purse()
+        self._resolver = resolver or source_of(settings.secrets)
         self._threads = Threads(_THREADS)
         self._asking = ReadingThreads()
         self._closers: dict[Hashable, Closer] = {}
@@ -448,6 +451,7 @@ class Forks:
             actor=row.actor,
             closers=self._closers,
             vaults=lambda _: RunVault(self._reading, row.run_id, self._asking.ask, row.tenant),  # opens artifacts, saves none
+            secrets=self._resolver,
             reads_only=True,
         )
 
@@ -515,7 +519,7 @@ def _simulated(asked: CallTool, facts: Facts, max_steps: int) -> Completion | No
     simulator = getattr(tool, "simulator", None)
     if simulator is None:
         return None
-    arguments = tool.arguments(asked.args)
+    arguments = tool.arguments(tool.clear(asked.args))
     machine = Machine(facts, lambda _: simulator.run(arguments), max_steps, tool.encode_result, is_interrupt)
     try:
         commands = machine.start(0)

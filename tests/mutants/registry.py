@@ -13,8 +13,10 @@ from tests.mutants.known import known
 from tests.mutants.mutant import Known, Mutant
 from tests.mutants.outside import OUTSIDE
 from tests.mutants.schedules import SCHEDULES
+from tests.mutants.secrets import OF_SECRETS
 from tests.mutants.seeing import SEEING
 from tests.mutants.store import STORE
+from tests.mutants.tracing import TRACING
 from tests.mutants.worker import WORKER
 
 SOURCE: tuple[Mutant, ...] = (
@@ -30,6 +32,8 @@ SOURCE: tuple[Mutant, ...] = (
     *OUTSIDE,
     *SCHEDULES,
     *SEEING,
+    *TRACING,
+    *OF_SECRETS,
 )
 KNOWN: tuple[Known, ...] = tuple(known())
 BY_NAME = {mutant.name: mutant for mutant in SOURCE}

@@ -28,6 +28,7 @@ from perdure.core.events import (
     ApprovalRequested,
     ApprovalWithdrawn,
     CallAnswered,
+    CallHeld,
     CallRequestedAgain,
     ChildStarted,
     Effect,
@@ -60,6 +61,7 @@ from perdure.core.machine import (
     Completion,
     Failed,
     Finish,
+    HoldTaken,
     Machine,
     Record,
     SignalArrived,
@@ -186,6 +188,9 @@ class ForkJournal:
                 return seq, seq
             case TimerDue(timer):
                 seq = self.add(TimerFired(timer), now, cause=timer_cause)
+                return seq, seq
+            case HoldTaken(number):
+                seq = self.add(CallHeld(), now, call=number, cause=self._stated[number])
                 return seq, seq
             case _:
                 raise AssertionError(completion)  # a cancel of the recorded run is left out
@@ -325,8 +330,10 @@ class Rehearsal:
         number = getattr(completion, "number", None)
         if self.machine.left or (number is not None and number not in self.machine.waits_for):
             return
+        if isinstance(completion, HoldTaken) and number not in self.machine.holds:
+            return  # the recorded run has considered the call again, and this one does not
         taken = None if number is None else self.taken.get(number)
-        if taken is not None:
+        if taken is not None and not isinstance(completion, HoldTaken):
             taken.answer = completion
         asked = None if taken is None or taken.recorded is None else self._approvals.get(taken.recorded)
         timer_cause = self.machine.timer_cause(completion.timer) if isinstance(completion, TimerDue) else 0
@@ -359,7 +366,9 @@ class Rehearsal:
         if edited:
             check_edit(command, command.number, self._edits[recorded])  # type: ignore[index]
         self._ready += [_numbered(one, number) for one in outcomes]
-        ended = any(not (isinstance(command, CallTool) and _is_granted(one.completion)) for one in outcomes)
+        goes_on = [one for one in outcomes if isinstance(one.completion, HoldTaken)]
+        goes_on += [one for one in outcomes if isinstance(command, CallTool) and _is_granted(one.completion)]
+        ended = len(goes_on) < len(outcomes)
         source: AnswerSource | None = None if not ended else "edited" if edited else "recorded"
         effect = command.tool.effect if isinstance(command, CallTool) else None
         self.taken[number] = Taken(number, *described(command), recorded, source, effect=effect)

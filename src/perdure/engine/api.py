@@ -26,7 +26,7 @@ from perdure.core.approval import Vote
 from perdure.core.events import AnyBody, Event, RunCancelled
 from perdure.engine.counts import Counts
 from perdure.errors import NotFound
-from perdure.store.api import ApprovalRow, NewFork, NewRun, Reopen, RunRow, ScheduleChange
+from perdure.store.api import ApprovalRow, NewFork, NewRun, OpenAttempt, Reopen, RunRow, ScheduleChange
 from perdure.store.api import Reading as Reading
 from perdure.store.url import shown_url
 
@@ -126,8 +126,11 @@ class Engine(Protocol):
         If the engine knows the run's agent, it drives the run.
         """
 
-    def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
-        """The events after `after`, then each new event, until the run has ended."""
+    def follow(self, run_id: str, after: int = 0, *, progress: bool = False) -> AsyncGenerator[Event | OpenAttempt, None]:
+        """The events after `after`, then each new event, until the run has ended.
+
+        With `progress`, also each attempt under way that has reported other progress than before.
+        """
 
     # -- driving runs in this process ---------------------------------------------------------------------------------
     async def drive(
