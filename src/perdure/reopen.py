@@ -28,6 +28,7 @@ from perdure.core.events import (
     RunForked,
     RunSucceeded,
     Usage,
+    in_batch,
 )
 from perdure.core.fork import LiveFork as Forked
 from perdure.core.fork import check_copies, edited_result, fork_point, live_fork
@@ -193,6 +194,7 @@ class Planner:
         max_asks: int,
         now: int,
         new_id: Callable[[], str],
+        batch: str = "",
     ) -> None:
         self._reading = reading
         self._agent_of = agent_of
@@ -201,6 +203,7 @@ class Planner:
         self._max_asks = max_asks
         self._now = now
         self._new_id = new_id
+        self._batch = batch  # the id of the bulk operation, for the events
 
     def plan(
         self,
@@ -361,7 +364,9 @@ class Planner:
         pending = self._ahead(agent, state, whole, self._load, frontier, fresh)
         hooks = self._hooks(agent, state, whole, [*frontier.calls.values(), *pending], found.superseded)
         first = _first(pending, state, fresh)
-        draft.runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in bodies], version))
+        draft.runs.append(
+            Reopen(row.run_id, found.seen, [(in_batch(body, self._batch), call, self._new_id()) for body, call in bodies], version)
+        )
         return Reopened(
             row.run_id,
             found.back_to,

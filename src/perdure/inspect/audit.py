@@ -69,6 +69,7 @@ from perdure.core.events import (
     ToolCallProposed,
     ToolCallResolved,
     Usage,
+    batch_of,
 )
 from perdure.core.state import image_in
 from perdure.engine.api import Reading
@@ -264,6 +265,10 @@ MAX_KNOWN_RUNS = 10_000
 _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 
+def _in_batch(event: Event) -> dict[str, str]:
+    return {"batch": batch} if (batch := batch_of(event.body)) else {}
+
+
 class Trail:
     """The lines of one run. Call `line` for every event in order, even if you do not need every line.
 
@@ -296,7 +301,7 @@ class Trail:
             "idempotency_key": None if call is None else self._names.keys.get(call),
             "actor": person(event) or (created.actor if created else None),
             "error": error(event),
-            "context": {**self._about_run(), "epoch": event.epoch, **self._about_step(call), **detail(event)},
+            "context": {**self._about_run(), "epoch": event.epoch, **self._about_step(call), **detail(event), **_in_batch(event)},
             **({} if self._load is None else {"payloads": payloads(event, self._load)}),
         }
 

@@ -595,6 +595,13 @@ class Prunable(Struct, frozen=True, gc=False):
     events: int
 
 
+class Kept(Struct, frozen=True, gc=False):
+    """A family that cannot be pruned now, and why."""
+
+    root: str
+    why: str
+
+
 class Pruned(Struct, frozen=True, gc=False):
     """How much was deleted."""
 
@@ -716,6 +723,18 @@ class ScheduleCopy(Struct, frozen=True, gc=False):
 
     row: ScheduleRow
     events: list[Stored]
+
+
+class Batch(Struct, frozen=True, gc=False):
+    """A bulk operation: what a person has ordered for many runs with one command."""
+
+    batch: str
+    verb: str
+    query: str | None  # as it was typed; its relative times count from `at`. None: the runs were named one by one
+    given: str  # JSON: the other arguments and options
+    by: str
+    at: int
+    ended_at: int | None = None  # None: it was interrupted, or goes on
 
 
 class Reading(Protocol):
@@ -1243,6 +1262,20 @@ class OutboxStore(Protocol):
         """When the next notice is due (µs)."""
 
 
+class BatchStore(Protocol):
+    """Bulk operations. The events of the runs name their batch; these rows say what was ordered."""
+
+    def open_batch(self, new: Batch) -> None: ...
+
+    def batch(self, batch: str) -> Batch | None: ...
+
+    def interrupted_batches(self, verb: str) -> list[Batch]:
+        """The batches of this verb that have not ended, the newest first."""
+
+    def end_batch(self, batch: str, now: int) -> None:
+        """Each run of the batch was looked at: the batch cannot be continued any more."""
+
+
 class ArchiveStore(Protocol):
     """Moves journals to another database, prunes families, repairs rows, and restores the schema."""
 
@@ -1343,6 +1376,9 @@ class ArchiveStore(Protocol):
         The root of each family has one of these statuses. Specimens are left out: `delete_specimens` deletes them.
         """
 
+    def judged(self, roots: Sequence[str], before: int) -> list[Prunable | Kept]:
+        """Which of these families can be pruned: all runs ended before `before`, and there is no notice left to send."""
+
     def checkpointed(self, *, after: int = 0, limit: int = 100) -> list[Checkpointed]:
         """The runs without a holder that have events before their last checkpoint, in order, after the place `after`."""
 
@@ -1377,6 +1413,7 @@ class Store(
     ArtifactStore,
     LimitStore,
     OutboxStore,
+    BatchStore,
     ArchiveStore,
     Protocol,
 ):

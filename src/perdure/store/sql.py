@@ -16,6 +16,7 @@ from perdure.store.api import Current, OpenAttempt, Place, RunRow, StoreFigures,
 from perdure.store.approvals import Approvals
 from perdure.store.archive import JournalMove, Wholes, as_json
 from perdure.store.artifacts import Artifacts
+from perdure.store.batches import Batches
 from perdure.store.chain import JournalChain
 from perdure.store.claims import Claims
 from perdure.store.finding import Finding
@@ -42,6 +43,7 @@ class SqlStore(
     Finding,
     Notices,
     Progresses,
+    Batches,
     JournalMove,
     Wholes,
     Pruning,

@@ -1191,3 +1191,7 @@ WHERE CASE WHEN p.privilege <> 'UPDATE' THEN NOT has_table_privilege(format('%I.
         SELECT 1 FROM pg_attribute AS a WHERE a.attrelid = format('%I.%I', current_schema(), t.name)::regclass
             AND a.attname = ANY (string_to_array(t.columns, ', ')) AND NOT has_column_privilege(a.attrelid, a.attnum, 'UPDATE')) END
 ORDER BY 1, 2, 3
+
+-- name: specimens_among
+SELECT run_id FROM perdure_runs
+WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value))) AND specimen IS NOT NULL
