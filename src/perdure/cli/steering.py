@@ -115,6 +115,8 @@ def who_goes_on(store: Reading, row: RunRow, settings: Settings, url: str | None
 def check_can_go_on(row: RunRow, state: RunState, add: Budget | None) -> None:
     """Raise Conflict if a run that needs attention would stop again at once, because a person has to decide first."""
     why = shell.command("why", row.run_id)
+    if row.attention == "restored" and add is not None:
+        raise Conflict(f"run {row.run_id} was restored from a backup: let it go on first; {why} says how")
     if row.attention == "in_doubt":
         doubts = [f"call {call.number} ({call.tool})" for call in state.open.values() if call.phase == "in_doubt"]
         raise Conflict(f"run {row.run_id} needs attention: {', '.join(doubts[:3])} may have happened; resolve that first: {why} says how")

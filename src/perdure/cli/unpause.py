@@ -23,13 +23,16 @@ class Unpausing(BulkVerb):
     then = "a worker goes on with them: perdure worker TARGET, if none serves them"
     statuses, usual = ("paused", "needs_attention"), ("paused",)
 
-    def __init__(self, note: str | None, add: Budget | None) -> None:
+    def __init__(self, note: str | None, add: Budget | None, where: str | None) -> None:
         self._note, self._add = note, add
+        self._restored = where is not None and "attention:restored" in where
 
     def given(self) -> dict[str, Any]:
         return {"note": self._note, "add": None if self._add is None else msgspec.to_builtins(self._add.limits)}
 
     def leaves_out(self, row: RunRow, *, named: bool) -> str | None:
+        if row.attention == "restored" and not self._restored:
+            return "restored from a backup; what they did since is unknown: select them with attention:restored"
         return "specimens, which are never driven" if row.specimen is not None else None
 
     async def act(self, bulk: Bulk, row: RunRow) -> Done:
@@ -67,7 +70,7 @@ def command(
     settings = common.settings_with(url=url)
     order = BulkOrder(speaker(by), url, as_json, yes, dry_run, where, batch, limit)
     if is_for_many("unpause", run_id, order):
-        return go(settings, Unpausing(note, add), order)
+        return go(settings, Unpausing(note, add, where), order)
     assert run_id is not None
 
     async def continue_run(app: Perdure) -> tuple[list[str], RunRow, str]:

@@ -49,7 +49,7 @@ Status = Literal[
 ]
 OnExpiry = Literal["reject", "escalate", "wait"]
 OnExceed = Literal["pause", "fail"]
-Reason = Literal["in_doubt", "diverged", "poison", "stuck", "error", "budget", "circling"]
+Reason = Literal["in_doubt", "diverged", "poison", "stuck", "error", "budget", "circling", "restored"]
 
 
 class Failure(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -487,6 +487,17 @@ class Unsettled(Struct, frozen=True, gc=False, omit_defaults=True):
     usage: Usage
 
 
+class RunRestored(Body, frozen=True, tag="run_restored"):
+    """The run comes from a backup, and was unfinished when the backup was taken. It stops until a person has looked at it.
+
+    Nothing is known about what it did after that time, in the journal that was lost: any effect may have happened.
+    """
+
+    by: str
+    taken_at: int  # when the backup was taken
+    batch: str = ""  # the same for all runs of one `perdure restore`
+
+
 class RunReopened(Body, frozen=True, tag="run_reopened"):
     """A person let the run go on from an earlier point: the events between `back_to` and this event are superseded.
 
@@ -644,6 +655,7 @@ AnyBody = (
     | CancelRequested
     | AttentionNeeded
     | RunRequeued
+    | RunRestored
     | RunReopened
     | RunForked
     | CallAnswered

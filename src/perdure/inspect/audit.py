@@ -55,6 +55,7 @@ from perdure.core.events import (
     RunReleased,
     RunReopened,
     RunRequeued,
+    RunRestored,
     RunUnpaused,
     SignalReceived,
     StatusReported,
@@ -90,7 +91,7 @@ def person(event: Event) -> str | None:
             return by
         case FrameChanged(by=by):
             return by
-        case RunReopened(by=by) | RunForked(by=by) | RunCancelled(forced_by=by):
+        case RunReopened(by=by) | RunForked(by=by) | RunCancelled(forced_by=by) | RunRestored(by=by):
             return by
         case _:
             return None
@@ -195,6 +196,8 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"note": body.note, "early": True}
         case RunRequeued() | RunUnpaused():
             return {"note": body.note}
+        case RunRestored():
+            return {"backup_of": iso(body.taken_at)}
         case RunForked():
             made = {"parent": body.parent, "at": body.at, "parent_head": body.head, "reason": body.reason, "edits": list(body.edits)}
             return {**made, "other_input": body.input, "model": body.model}

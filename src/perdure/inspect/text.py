@@ -55,6 +55,7 @@ from perdure.core.events import (
     RunReleased,
     RunReopened,
     RunRequeued,
+    RunRestored,
     RunSucceeded,
     RunUnpaused,
     SignalReceived,
@@ -609,6 +610,8 @@ def _about_run(event: Event, load: Load | None) -> str:
             | SignalReceived()
         ):
             return _said(body)
+        case RunRestored():
+            return f"{body.by} restored the run: it is as in the backup of {iso(body.taken_at)}, and what happened since is unknown"
         case RunReopened():
             fresh = ", and `read` calls and requests to models are made again" if body.fresh else ""
             return f"{body.by} let the run go on from event {body.back_to}: all events since are superseded{fresh}{_note(body.reason)}"

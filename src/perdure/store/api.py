@@ -10,7 +10,9 @@ which worker may write to the run. The tests in tests/conformance check every im
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -449,8 +451,11 @@ class Stored(Struct, frozen=True, gc=False):
     hash: Any
 
 
+BACKUP = "backup of "
+
+
 class Moved(Struct, frozen=True, gc=False):
-    """This journal is closed: it was moved, or is being moved, to another database."""
+    """This journal is closed: it was moved, or is being moved, to another database; or it is a backup."""
 
     to_url: str  # without user and password
     by: str
@@ -458,9 +463,15 @@ class Moved(Struct, frozen=True, gc=False):
     done: bool  # False: the move is under way, or was interrupted
 
     @property
+    def is_backup(self) -> bool:
+        return self.to_url.startswith(BACKUP)
+
+    @property
     def words(self) -> str:
         """The message for a process that still uses the closed journal."""
         at = datetime.fromtimestamp(self.at // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        if self.is_backup:
+            return f"this is a {self.to_url} from {at}, and it only can be read: perdure restore FILE --to URL restores it"
         if self.done:
             return f"this journal was moved to {self.to_url} on {at}; use that one"
         return (
@@ -1305,6 +1316,15 @@ class ArchiveStore(Protocol):
 
     def reopen_journal(self) -> None:
         """Undo a move; Conflict if the move has finished. The caller has made sure that no copy is in use."""
+
+    def snapshot_to(self, file: Path) -> AbstractContextManager[bool]:
+        """True: the whole database is in the new file. False: inside, all reads see the database as it was at the beginning.
+
+        Other processes may write meanwhile.
+        """
+
+    def mark_backup(self, of: str, *, by: str, now: int) -> None:
+        """Close this journal: it is a backup of another one, and nothing is written to it or driven from it any more."""
 
     def count_runs(self) -> int: ...
 

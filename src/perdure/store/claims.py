@@ -127,13 +127,22 @@ class Claims(Part):
         newly = self._liveness.hold(worker)
         try:
             self._database.write(
-                lambda cursor: cursor.change("insert_worker", values),
+                lambda cursor: self._register(cursor, values),
                 lambda cursor, _: cursor.one("worker_by_id", (worker,)) is not None,
             )
         except BaseException:
             if newly:
                 self._liveness.free(worker)
             raise
+
+    def _register(self, cursor: Cursor, values: Mapping[str, object]) -> None:
+        if cursor.all("interrupted_batches", ("restore",)):
+            # Runs and tombstones are still missing: a run with one of their ids would do everything a second time.
+            raise Conflict(
+                f"{self._database.where} is being restored from a backup, and that has not ended",
+                hint="wait for it; if it was interrupted, type the same perdure restore again",
+            )
+        cursor.change("insert_worker", values)
 
     def unregister(self, worker: str, now: int) -> None:
         """Remove the worker's row.
@@ -382,6 +391,11 @@ class Claims(Part):
         row.check_live()
         _check_resumable(row, served)
         check_not_ended(found)
+        if row.attention == "restored":
+            raise Conflict(
+                f"run {run_id} was restored from a backup, and what it did since is unknown: a person has to let it go on",
+                hint=f"see what it needs: {shell.command('why', run_id)}; then: {shell.command('unpause', run_id)}",
+            )
         if row.holder is None:
             return found
         if not self._liveness.is_dead(row.holder):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import msgspec
 from msgspec import structs
@@ -122,6 +124,9 @@ class SqlStore(
 
     @abstractmethod
     def problems(self) -> list[str]: ...
+
+    @abstractmethod
+    def snapshot_to(self, file: Path) -> AbstractContextManager[bool]: ...
 
     @abstractmethod
     def restore_schema(self, *, check: bool = False) -> list[str]: ...
