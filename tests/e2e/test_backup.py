@@ -44,7 +44,7 @@ def lived(desk: Desk) -> None:
     make(desk, "shipper", "doubt")
     desk.take("down")
     desk("start", "waiter", "--id", "queued")
-    desk("schedules", "add", "nightly", "waiter", "--cron", "* * * * *")
+    desk("schedules", "add", "waiter", "--id", "nightly", "--cron", "* * * * *")
 
 
 def at(desk: Desk, url: str) -> Desk:
@@ -66,12 +66,13 @@ def test_a_backup_is_a_file_that_can_be_read_and_verified_and_in_which_nothing_i
         run: status for run, status in statuses(desk).items() if run != "queued"
     }
     assert "is there already, and nothing is overwritten" in desk.refusal("backup", "b.db")
-    refused = backup.refusal("signal", "waiting", "go", "1")
-    assert "is a backup, and accepts no writes" in refused
-    assert "perdure restore" in refused
-    assert "accepts no writes" in backup.refusal("resume", "waiting", "shop.py:waiter")
-    assert "was moved" not in refused
-    assert "this is a backup of " in backup.refusal("backup", "c.db")
+    for words in (("signal", "waiting", "go", "1"), ("resume", "waiting", "shop.py:waiter")):
+        refused = backup.run(*words)
+        assert (refused.returncode, "is a backup, and accepts no writes" in refused.stderr) == (2, True), refused.stderr
+        assert "perdure restore FILE --to URL" in refused.stderr
+        assert "was moved" not in refused.stderr
+    assert "this is a backup of " in backup.run("backup", "c.db").stderr
+    assert not (desk.folder / "c.db").exists()
 
 
 def test_a_backup_is_taken_while_a_worker_writes_and_is_of_one_moment(desk: Desk) -> None:
@@ -139,7 +140,7 @@ def test_a_restored_run_waits_until_a_person_lets_it_go_on(desk: Desk, target: s
     assert "perdure unpause waiting" in why
     # No post lets it go on, and no worker takes it.
     there("signal", "waiting", "go", '"x"')
-    there("cancel", "waiting")
+    there("cancel", "paused")
     approval = there.lines("approvals")[0]["approval"]
     there("approve", approval, "--by", "bob")
     there("resolve", "doubt", "1", "--happened", '"shipped"')
@@ -158,8 +159,9 @@ def test_a_restored_run_waits_until_a_person_lets_it_go_on(desk: Desk, target: s
     assert "4 left out: restored from a backup" in left.stderr
     assert there("unpause", "--where", "attention:restored -id:waiting", "--yes").startswith("3 runs may go on")
     assert there("resume", "asking") == "refunded\n"
+    there("resume", "paused", code=5)  # its cancel counts now
     there("unpause", "waiting")
-    there("resume", "waiting", code=5)  # its cancel counts now
+    assert there("resume", "waiting") == "x\n"
     assert desk.ledger == [*ledger, "refund 100"]
     assert "all as they were written" in there("verify")
     assert there.lines("schedules", "list")[0]["status"] == "paused"
@@ -239,12 +241,11 @@ def test_only_a_backup_is_restored_and_only_to_an_empty_database(one: Desk, tmp_
 
 def test_notices_that_were_not_sent_are_not_sent_by_the_restored_journal(one: Desk) -> None:
     lived(one)
-    store = open_store(f"sqlite:///{one.folder}/perdure.db")
-    assert store.next_notice() is not None
-    store.close()
+    with sqlite3.connect(one.folder / "perdure.db") as database:
+        database.execute("INSERT INTO perdure_notices (run, seq, next_at) SELECT id, 1, 0 FROM perdure_runs LIMIT 2")
     one("backup", "b.db")
     told = json.loads(one("restore", "b.db", "--to", "sqlite:///x.db", "--json"))
-    assert told["notices_not_sent"] > 0
+    assert told["notices_not_sent"] == 2
     there = open_store(f"sqlite:///{one.folder}/x.db")
     assert there.next_notice() is None
     there.close()

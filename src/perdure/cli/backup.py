@@ -44,14 +44,15 @@ def command(file: Path, url: str | None, as_json: bool) -> int:
             made = write_backup(store, part, by=os_user(), now=common.now_at(store), progress=bar.show)
         finally:
             bar.end()
-        if made.problems:
-            raise StoreCorrupt(f"the backup is not sound, and was not kept: {made.problems[0]}; look at the journal: perdure doctor")
+        known = store.problems() if made.problems else []
+        if new := [problem for problem in made.problems if problem not in known]:
+            raise StoreCorrupt(f"the backup is not sound, and was not kept: {new[0]}; look at the journal: perdure doctor")
         _to_disk(part)
         give_name(part, file)
         _to_disk(file.parent)
     if as_json:
         common.out_json({"file": str(file), **msgspec.to_builtins(made), "taken_at": common.iso(made.taken_at)})
-        return common.DIFFERENT if made.damaged else common.SUCCEEDED
+        return common.DIFFERENT if made.damaged or made.problems else common.SUCCEEDED
     common.out(
         common.clean(
             f"{file}: {plural(made.runs, 'run')} ({made.unfinished:,} unfinished) as of {common.iso(made.taken_at)}, {file.stat().st_size:,} "
@@ -66,7 +67,9 @@ def command(file: Path, url: str | None, as_json: bool) -> int:
         common.note(common.clean(f"tables beside the journal, which are not in the backup: {some_tables(made.tables)}"))
     for run_id in made.damaged:
         common.out(common.clean(f"run {run_id} is not as it was written: {shell.command('verify', run_id)}"))
-    return common.DIFFERENT if made.damaged else common.SUCCEEDED
+    for problem in made.problems:
+        common.out(common.clean(f"in the journal, and so in the backup: {problem}"))
+    return common.DIFFERENT if made.damaged or made.problems else common.SUCCEEDED
 
 
 @contextmanager
@@ -76,6 +79,7 @@ def part_of(file: Path) -> Iterator[Path]:
     After SIGKILL the file stays, under a name that begins like that of `file`; it can be deleted.
     """
     part = file.with_name(f"{file.name}.part-{os.getpid()}-{secrets.token_hex(4)}")
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))  # only its owner can read it, like the database
     try:
         yield part
     finally:

@@ -324,7 +324,8 @@ class Bulk:
         """The query, of the runs that were there at the preview, with a status to which the verb applies."""
         verb = self._verb
         if not query.has("status"):
-            query = query.within(status=verb.usual or verb.statuses)
+            # Only runs with the status needs_attention have an attention.
+            query = query.within(status=verb.statuses if query.has("attention") else verb.usual or verb.statuses)
         elif other := [status for status in query.statuses if status not in verb.statuses]:
             raise InvalidInput(
                 f"--where status:{other[0]}: perdure {verb.verb} is for runs that are {', '.join(verb.statuses)}{verb.instead}"

@@ -148,12 +148,6 @@ async def _one(settings: Settings, run_id: str, agents: list[Agent[Any, Any]], o
 
 
 # -- a run that needs attention ---------------------------------------------------------------------------------------
-def _check_not_restored(row: RunRow) -> None:
-    if row.attention == "restored":
-        why, on = shell.command("why", row.run_id), shell.command("unpause", row.run_id)
-        raise Conflict(f"run {row.run_id} was restored from a backup, and has not failed; {why} says what to look at; then: {on}")
-
-
 def _added(order: Order) -> str:
     return "" if order.add is None else f"; added to the budget that it has used up: {limits_words(order.add.limits)}"
 
@@ -161,7 +155,7 @@ def _added(order: Order) -> str:
 async def _unpause_one(settings: Settings, store: Reading, row: RunRow, order: Order) -> int:
     from perdure.app import Perdure
 
-    _check_not_restored(row)
+    row.check_not_restored()
     check_can_go_on(row, read_run(store, row.run_id).state, order.add)
     said = f"run {row.run_id} needs attention: {clip(row.error or row.waiting_for or '', 200)}; it goes on where it stands, as after perdure unpause"
     said += _added(order)
@@ -231,7 +225,7 @@ class Retrying(WithCode):
     async def act(self, bulk: Bulk, row: RunRow) -> Done:
         order = self.order
         if row.status == "needs_attention":
-            _check_not_restored(row)
+            row.check_not_restored()
             app = await bulk.app()
             check_can_go_on(row, await app.handle(row.run_id).state(), order.add)
             if not order.dry_run:

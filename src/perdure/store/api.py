@@ -109,6 +109,14 @@ class RunRow(Struct, frozen=True, gc=False):
     # accepts no post. None: a run of this journal.
     specimen: str | None = None
 
+    def check_not_restored(self) -> None:
+        """Conflict if the run comes from a backup, and no person has let it go on since."""
+        if self.attention == "restored":
+            raise Conflict(
+                f"run {self.run_id} was restored from a backup, and what it did since is unknown: a person has to let it go on",
+                hint=f"see what it needs: {shell.command('why', self.run_id)}; then: {shell.command('unpause', self.run_id)}",
+            )
+
     def check_live(self) -> None:
         """Raise Conflict if the run is a specimen.
 
@@ -471,7 +479,7 @@ class Moved(Struct, frozen=True, gc=False):
         """The message for a process that still uses the closed journal."""
         at = datetime.fromtimestamp(self.at // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         if self.is_backup:
-            return f"this is a {self.to_url} from {at}, and it only can be read: perdure restore FILE --to URL restores it"
+            return f"this is a {self.to_url} from {at}, and can only be read: perdure restore FILE --to URL restores it"
         if self.done:
             return f"this journal was moved to {self.to_url} on {at}; use that one"
         return (

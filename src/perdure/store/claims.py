@@ -391,11 +391,6 @@ class Claims(Part):
         row.check_live()
         _check_resumable(row, served)
         check_not_ended(found)
-        if row.attention == "restored":
-            raise Conflict(
-                f"run {run_id} was restored from a backup, and what it did since is unknown: a person has to let it go on",
-                hint=f"see what it needs: {shell.command('why', run_id)}; then: {shell.command('unpause', run_id)}",
-            )
         if row.holder is None:
             return found
         if not self._liveness.is_dead(row.holder):
@@ -445,6 +440,7 @@ def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
         raise RunEnded(f"run {row.run_id} has finished ({row.status}) and cannot be resumed; start a new one")
     if row.status == "paused":
         raise Conflict(f"run {row.run_id} is paused", hint=f"unpause it first: {shell.command('unpause', row.run_id)}")
+    row.check_not_restored()
     versions = [one.version for one in served if one.agent == row.agent]
     if not versions:
         raise UnknownAgent(
