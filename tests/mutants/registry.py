@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.artifacts import ARTIFACTS
+from tests.mutants.bulk import BULK
 from tests.mutants.cli import CLI
 from tests.mutants.core import CORE
 from tests.mutants.evolving import EVOLVING
@@ -16,7 +17,7 @@ from tests.mutants.seeing import SEEING
 from tests.mutants.store import STORE
 from tests.mutants.worker import WORKER
 
-SOURCE: tuple[Mutant, ...] = (*ARTIFACTS, *CLI, *CORE, *EVOLVING, *FORK, *STORE, *INCIDENTS, *WORKER, *OUTSIDE, *SCHEDULES, *SEEING)
+SOURCE: tuple[Mutant, ...] = (*ARTIFACTS, *BULK, *CLI, *CORE, *EVOLVING, *FORK, *STORE, *INCIDENTS, *WORKER, *OUTSIDE, *SCHEDULES, *SEEING)
 KNOWN: tuple[Known, ...] = tuple(known())
 BY_NAME = {mutant.name: mutant for mutant in SOURCE}
 ALL: tuple[Mutant | Known, ...] = (*SOURCE, *KNOWN)

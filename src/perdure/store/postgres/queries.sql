@@ -1179,6 +1179,7 @@ FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_mov
         ('worker', 'perdure_labels', 'SELECT, INSERT, UPDATE, DELETE', 'value'),
         ('worker', 'perdure_schedules', 'SELECT, INSERT, UPDATE', 'agent, queue, due_at, waits_for, state, seq, head'),
         ('worker', 'perdure_schedule_events', 'SELECT, INSERT', ''),
+        ('worker', 'perdure_batches', 'SELECT, INSERT, UPDATE', 'ended_at'), ('decider', 'perdure_batches', 'INSERT, UPDATE', 'ended_at'),
         ('decider', 'perdure_events', 'INSERT', ''), ('decider', 'perdure_inbox', 'INSERT, DELETE', ''),
         ('decider', 'perdure_blobs', 'INSERT, UPDATE', 'digest'), ('decider', 'perdure_blob_uses', 'INSERT', ''),
         ('decider', 'perdure_notices', 'INSERT', ''),
