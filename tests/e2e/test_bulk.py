@@ -44,7 +44,8 @@ def make(desk: Desk, agent: str, *run_ids: str) -> None:
 def killed(desk: Desk, method: str, moment: str, nth: int, *args: str) -> None:
     """The command, which is killed before or after the nth call of this method of the store."""
     command = [sys.executable, "-m", "tests.crash.bulked", method, moment, str(nth), *args]
-    env = os.environ | {"PERDURE_URL": desk.url, "PYTHONPATH": str(Path(__file__).parents[2])}
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[2])]
+    env = os.environ | {"PERDURE_URL": desk.url, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, cwd=desk.folder, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL, (done.returncode, done.stdout, done.stderr)
 
