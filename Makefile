@@ -66,7 +66,7 @@ LOCK := UV_INDEX= UV_FIND_LINKS= $(UV) pip compile --quiet --upgrade --universal
 
 lock: $(BOOTED) ## resolve the dependencies again: requirements.lock to run, -dev.lock to develop, -boot.lock for uv itself, one for the image of examples/service
 	@$(LOCK) pyproject.toml --group build --output-file requirements.lock
-	@$(LOCK) pyproject.toml --group build --extra dev --extra postgres --extra anthropic --extra openai --extra mcp --extra prices --extra s3 --extra sign --constraints requirements.lock --output-file requirements-dev.lock
+	@$(LOCK) pyproject.toml --group build --extra dev --extra postgres --extra anthropic --extra openai --extra mcp --extra prices --extra s3 --extra sign --extra otel --constraints requirements.lock --output-file requirements-dev.lock
 	@$(LOCK) pyproject.toml examples/service/requirements.in --extra postgres --constraints requirements-dev.lock --output-file examples/service/requirements.lock
 	@$(LOCK) --group boot --output-file requirements-boot.lock
 

@@ -21,6 +21,7 @@ import here
 import machine
 import postgres
 import report
+import telemetry
 import thinking
 import waiting
 from bar import TwoLines
@@ -37,6 +38,7 @@ WORKLOADS: tuple[Workload, ...] = (
     here.space,
     here.concurrent,
     here.queued,
+    telemetry.on_and_off,
     elsewhere.idle,
     elsewhere.memory,
     elsewhere.imports,

@@ -55,7 +55,7 @@ from perdure.schedule import Cron, Every, Schedule, Tick
 from perdure.scheduling import ScheduleInfo
 from perdure.settings import Queue, Settings
 from perdure.store.api import ApprovalRow, CostRow
-from perdure.tool import Artifact, Call, Outcome, Tool, tool
+from perdure.tool import Artifact, Call, Outcome, Secret, Tool, tool
 from perdure.undo import UndoPlan
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ __all__ = [
     "RunningCall",
     "Schedule",
     "ScheduleInfo",
+    "Secret",
     "Settings",
     "Step",
     "StoreError",

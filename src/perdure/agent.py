@@ -143,6 +143,11 @@ class Agent(Generic[P, R]):
         """The names of the agent's parameters, without the Run, in order."""
         return self._signature.names
 
+    @property
+    def takes_secrets(self) -> dict[str, bool]:
+        """The parameters that take a secret; True: the parameter has a default."""
+        return self._signature.secrets_with_default
+
     def misfits(self, given: Mapping[str, Any], later: Collection[str]) -> list[str]:
         """All problems with these named arguments. For the names in `later`, the values are not known yet."""
         return self._signature.misfits(given, later)
@@ -150,13 +155,17 @@ class Agent(Generic[P, R]):
     def rebind(self, encoded: bytes) -> bytes | None:
         """The recorded arguments in the form that the current signature gives them; None if they do not fit."""
         try:
-            return self._signature.bind((), codec.decode(encoded))
+            return self._signature.rebind(encoded)
         except InvalidInput:
             return None
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Canonical JSON of the agent's named arguments. InvalidInput names the parameter that is wrong."""
         return self._signature.bind(args, kwargs)
+
+    def with_secrets(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that `bind` has made, with a Secret for each reference: to start the agent with them."""
+        return self._signature.with_secrets(bound)
 
     def encode_result(self, value: Any) -> bytes:
         """Canonical JSON of what the agent returned. NotEncodable says why the value cannot be encoded."""
@@ -327,8 +336,8 @@ class BuiltAgent(Agent[P, R]):
     """
 
     def __init__(self, fn: AgentFunction[P, R], *, name: str, version: str, home: Mapping[str, Any], **options: Any) -> None:
-        super().__init__(fn, name=name, version=version, **options)
         self._home = home
+        super().__init__(fn, name=name, version=version, **options)
 
     @property
     def home(self) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import math
 import os
+import sys
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -14,7 +16,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args, overload
 
 from msgspec import UNSET, Struct, structs
 
@@ -35,6 +37,7 @@ from perdure.core.events import (
     RunAdopted,
     RunCreated,
     Status,
+    TraceContext,
     event_at,
     in_batch,
     place_of,
@@ -43,6 +46,7 @@ from perdure.core.labels import check_number, checked_labels, with_labels
 from perdure.core.query import EVERYTHING, Query, Term, checked_group, parse_query
 from perdure.core.state import RunState, fold
 from perdure.core.times import LATEST_US, micros_of, utc_within
+from perdure.core.trace_context import read_headers
 from perdure.engine.api import Engine, Reading, no_such_run
 from perdure.engine.artifacts import RunVault
 from perdure.engine.clock import Clock
@@ -80,6 +84,7 @@ from perdure.store.api import (
 )
 from perdure.store.url import shown_url
 from perdure.tool.artifact import Artifact, ids_in, in_call, pointers_in
+from perdure.tool.secret import Resolver, check_resolver
 from perdure.undo import Undoer, UndoPlan, undoable
 
 if TYPE_CHECKING:
@@ -87,8 +92,10 @@ if TYPE_CHECKING:
     from perdure.inspect.audit import AuditLog
     from perdure.inspect.diff import Diff
     from perdure.inspect.inside import Inspection
+    from perdure.otel import Telemetry
     from perdure.store.api import Store
 
+log = logging.getLogger("perdure")
 T = TypeVar("T")
 CostsBy = Literal["agent", "tenant", "model", "day", "run", "root", "tool"]
 
@@ -234,8 +241,11 @@ class Perdure:
     queues that `work` serves; None: all queues. `audit_log` is a file that gets a line for each event. After each
     commit of this app's worker, every function in `observers` is called on the event loop with the id of the run and the
     new events; an exception in it is logged, and the run goes on. `clock` is for tests.
-    `artifacts` replaces the place for large artifacts in the settings: file:///folder or s3://bucket/prefix. `batch` is an id
-    that is recorded with everything that this app tells runs: cancel, pause, unpause, retry, adopt, resolve. No run is
+    `telemetry` reports spans to OpenTelemetry (docs/tracing.md); without it, the setting `telemetry` decides.
+    `artifacts` replaces the place for large artifacts in the settings: file:///folder or s3://bucket/prefix. `secrets`
+    replaces the source of secrets in the settings: a function, sync or async, that takes the name of a secret and
+    returns its value, or None if there is no such secret. `batch` is an id that is recorded
+    with everything that this app tells runs: cancel, pause, unpause, retry, adopt, resolve. No run is
     driven in this process before `run`, `drive`, `undo`, `work` or a handle's `result` is called.
     """
 
@@ -250,6 +260,8 @@ class Perdure:
         clock: Clock | None = None,
         queues: Sequence[str] | None = None,
         artifacts: str | None = None,
+        telemetry: Telemetry | None = None,
+        secrets: Resolver | None = None,
         batch: str = "",
     ) -> None:
         if url is not None and not isinstance(url, str):
@@ -259,6 +271,9 @@ class Perdure:
         self.settings = settings or load_settings({}, os.environ, Path.cwd())
         if artifacts is not None:
             self.settings = structs.replace(self.settings, artifacts=checked_place(artifacts, "Perdure(artifacts=…)"))
+        if secrets is not None:
+            check_resolver(secrets)
+        self.secrets = secrets
         self.url = url or self.settings.url
         self.versions = _by_version(agents)
         # If `agents` has several versions of an agent, `start` uses the last version.
@@ -270,6 +285,7 @@ class Perdure:
         self._observers = list(observers)
         self._audit_log = audit_log
         self._audit: AuditLog | None = None
+        self.telemetry = _telemetry(telemetry, self.settings)
         self._engine = self._new_engine()
         # The reading side of the engine while the app is open. The clock uses it even while an agent runs. The
         # property `reading` cannot be used then, because it raises an exception.
@@ -301,7 +317,7 @@ class Perdure:
                 self._audit.close()
 
     def _new_engine(self) -> Engine:
-        return new_engine(self.url, self.versions, self.settings, self.clock, self._observers, self.queues)
+        return new_engine(self.url, self.versions, self.settings, self.clock, self._observers, self.queues, self.telemetry, self.secrets)
 
     @property
     def engine(self) -> Engine:
@@ -337,6 +353,8 @@ class Perdure:
         budget: Budget | None = NOTHING,
         version: str | None = NOTHING,
         labels: Mapping[str, str] = NOTHING,
+        trace: Mapping[str, str] | str | None = NOTHING,
+        connection: Any = NOTHING,
         **kwargs: Any,
     ) -> Handle:
         """Create a run of an agent (or of the agent with this name). The run is durable when this returns.
@@ -354,9 +372,23 @@ class Perdure:
         from -1,000 to 1,000, and 0 by default. Among the runs of one tenant in one queue, the run with the highest
         priority is claimed first. `not_before` is a time, or a timedelta from now. `budget` replaces the budget of the
         agent. `labels` are short texts by which the run is found, such as {"customer": "c-7"}: `app.list(where=…)`.
+        `trace` are the headers of the request that starts the run (or a traceparent): the run then belongs to that
+        trace. Without `trace` it belongs to the current span of OpenTelemetry, if there is one; None: to no trace.
+
+        With `connection`, the run is created in the transaction of that connection to the journal's own database, and
+        exists when you commit: your rows and the run are one commit. It is a connection of psycopg 3, a Connection or
+        Session of SQLAlchemy over psycopg 3 (sync or async), or of apsw if the journal is a SQLite file. Before the
+        commit no worker sees the run, and the handle finds no run.
         """
         given: dict[str, Any] = {"id": id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
-        given |= {"not_before": not_before, "budget": budget, "version": version, "labels": labels}
+        given |= {
+            "not_before": not_before,
+            "budget": budget,
+            "version": version,
+            "labels": labels,
+            "trace": trace,
+            "connection": connection,
+        }
         options = {name: value for name, value in given.items() if value is not NOTHING}
         if isinstance(agent, str) and agent not in self.agents:
             return await self.start_encoded(agent, named_input(agent, args, kwargs), **options)
@@ -381,6 +413,8 @@ class Perdure:
         budget: Budget | Limits | None = None,
         version: str | None = None,
         labels: Mapping[str, str] | None = None,
+        trace: Mapping[str, str] | str | None = NOTHING,
+        connection: Any = None,
     ) -> Handle:
         """Like `start`, for input that `agent.bind` has encoded. `target`: where the code of the agent is.
 
@@ -417,6 +451,7 @@ class Perdure:
             key_namespace=self.settings.key_namespace,
             by_name=code is None,
             labels=_checked_labels(labels),
+            trace=_trace_context(trace, run_id),
         )
         new = NewRun(
             run_id,
@@ -428,7 +463,7 @@ class Perdure:
             artifacts=tuple(ids_in(encoded_input)),
             needed_artifacts=tuple(artifact.id for artifact in pointers_in(encoded_input)),
         )
-        row, is_new = await self.engine.start(new)
+        row, is_new = await self.engine.start(new, connection)
         if not is_new:
             _same_run(row, name, tenant, actor, new.input_digest)
         return Handle(self, run_id)
@@ -462,6 +497,7 @@ class Perdure:
         budget: Budget | None = NOTHING,
         version: str | None = NOTHING,
         labels: Mapping[str, str] = NOTHING,
+        trace: Mapping[str, str] | str | None = NOTHING,
         **kwargs: Any,
     ) -> Any:
         """Start a run, drive it and its children in this process, and return its result.
@@ -472,6 +508,7 @@ class Perdure:
         if name not in self.agents:
             raise UnknownAgent(f"this app does not serve agent {name} and cannot drive its runs: Perdure(url, agents=[{name}, …])")
         options: dict[str, Any] = {"id": id, "tenant": tenant, "actor": actor, "budget": budget, "version": version, "labels": labels}
+        options["trace"] = trace
         handle = await self.start(agent, *args, **options, **kwargs)
         return await handle.result()
 
@@ -832,7 +869,9 @@ class Perdure:
         keep = None if id is None else Keep(identity.check_id(id, "the run id"), who, self.clock.now(), self.clock.new_id, why, model)
         if keep is not None and await self._asking.ask(lambda: self.reading.get(keep.id)) is not None:
             raise Conflict(f"run {keep.id} exists; choose another id for the fork")  # before a model is asked
-        async with Forks(self.reading, self.settings, answers=stubs_of(answers), reads=reads, models=model is not None) as forks:
+        async with Forks(
+            self.reading, self.settings, answers=stubs_of(answers), reads=reads, models=model is not None, resolver=self.secrets
+        ) as forks:
             given: Any = UNSET if input is NOTHING else input
             fork, new = await forks.fork(row.run_id, agent, at=at, edits=edits, input=given, keep=keep)
         if new is not None:
@@ -1103,16 +1142,25 @@ class Handle:
         await self.row()
         return await self._app.ask(lambda: self._app.reading.read(self.id, after))
 
-    async def follow(self, after: int = 0) -> AsyncGenerator[Event, None]:
+    @overload
+    def follow(self, after: int = 0, *, progress: Literal[False] = False) -> AsyncGenerator[Event, None]: ...
+    @overload
+    def follow(self, after: int = 0, *, progress: bool) -> AsyncGenerator[Event | RunningCall, None]: ...
+    async def follow(self, after: int = 0, *, progress: bool = False) -> AsyncGenerator[Any, None]:
         """Yields the events of the run until the run has ended: `async for event in handle.follow():`.
+
+        What the agent says with `run.status` is an event (`status_reported`). With `progress=True`, a `RunningCall` is
+        yielded, too, each time a call under way has reported something with `call.heartbeat`, also if a worker in
+        another process drives the run. Progress is stored every `progress_s` (2) seconds, so a tool that reports more
+        often is not heard each time.
 
         To be able to leave the loop earlier, use `async with contextlib.aclosing(handle.follow()) as events:`.
         """
         _check_after(after)
         await self.row()
-        async with aclosing(self._app.engine.follow(self.id, after)) as events:
+        async with aclosing(self._app.engine.follow(self.id, after, progress=progress)) as events:
             async for event in events:
-                yield event
+                yield event if isinstance(event, Event) else _running(event)
 
     async def state(self, at: int | None = None) -> RunState:
         """The state of the run, now or right after event number `at`."""
@@ -1153,6 +1201,33 @@ class Handle:
 
 
 MAX_PRIORITY = 1_000
+
+
+def _telemetry(given: Telemetry | None, settings: Settings) -> Telemetry | None:
+    if given is None and settings.telemetry == "off":
+        return None
+    from perdure.otel import Telemetry  # imported only if needed
+
+    if given is not None and not isinstance(given, Telemetry):
+        raise InvalidInput(f"Perdure(telemetry={shown(given)}): Telemetry() of perdure.otel, or None for what the settings say")
+    return given or Telemetry(payloads=settings.telemetry == "payloads")
+
+
+def _trace_context(trace: Mapping[str, str] | str | None, run_id: str) -> TraceContext | None:
+    """The trace context of the program that starts a run. Without `trace`: the current span, if there is one."""
+    if trace is None:
+        return None
+    if trace is not NOTHING:
+        context, complaint = read_headers(trace, "trace=")
+        if complaint is not None:
+            log.warning("run %s: %s", run_id, complaint, extra={"run": run_id})
+        return context
+    if "opentelemetry.trace" not in sys.modules:
+        return None  # no code of this process has a span
+    from perdure.otel import current_span
+
+    span = current_span()
+    return None if span is None else span.recorded
 
 
 def _checked_labels(labels: Mapping[str, str] | None) -> dict[str, str]:

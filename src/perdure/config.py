@@ -28,14 +28,18 @@ _TYPES = get_type_hints(Settings, include_extras=True)
 _NAMES = frozenset(Settings.__struct_fields__)
 _QUEUE_TYPES = get_type_hints(Queue, include_extras=True)
 _PLACE = re.compile(r"file:///[^?#\0]+|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#\0]*)?")
+_SECRETS = re.compile(r"file:///[^?#\0]+|python:[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 # These parameters of a URL decide which secrets the client reveals to the server. A settings file in the current
 # folder may come from another person. With such a parameter, the file could make the client send the user's PGPASSWORD
 # in clear text to any server. The only harmless value is require_auth=scram-sha-256.
 _NOT_IN_A_FILE = ("require_auth", "gssdelegation", "servicefile")
 _HARMLESS = re.compile(r"[?&]require_auth=scram-sha-256(?=&|\Z)")
-# Variables that are no settings: PERDURE_DEBUG, and the variables that Kubernetes sets for a service named "perdure".
-_NOT_SETTINGS = re.compile(r"PERDURE_(DEBUG|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)\Z")
+# Variables that are no settings: PERDURE_DEBUG, the values of secrets (tool/secret.py), the rules and the key of redaction
+# (tool/redact.py), and the variables that Kubernetes sets for a service named "perdure".
+_NOT_SETTINGS = re.compile(
+    r"PERDURE_(DEBUG|SECRET_\w+|REDACT(_KEY(_FILE)?)?|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)\Z"
+)
 
 
 class _Given(NamedTuple):
@@ -43,6 +47,7 @@ class _Given(NamedTuple):
     value: Any
     source: str
     textual: bool  # an environment variable is text; a flag or a TOML value has its type already
+    in_file: bool = False
 
 
 def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path) -> Settings:
@@ -85,7 +90,7 @@ def _from_files(folder: Path) -> Iterator[_Given]:
             raise InvalidInput(f"{source}: {name!r} is not a setting{f'; did you mean {near!r}?' if near else ''}")
         if name == "url" and isinstance(value, str) and not value.startswith("sqlite:"):
             _check_url_of_file(value, source)
-        yield _Given(name, value, f"{source}: {name}", textual=False)
+        yield _Given(name, value, f"{source}: {name}", textual=False, in_file=True)
 
 
 def _check_url_of_file(url: str, source: str) -> None:
@@ -137,6 +142,8 @@ def _checked(given: _Given) -> Any:
             return text and check_id(text, f"{given.source}: the namespace")
         case "webhook_hosts":
             return _hosts(given)
+        case "secrets":
+            return _source_of_secrets(_converted(given, _TYPES[given.name]), given)
         case "artifacts":
             return checked_place(_converted(given, _TYPES[given.name]), given.source)
         case _:
@@ -195,6 +202,17 @@ def checked_place(text: str, source: str) -> str:
     """The URL of the place for artifacts, or empty text. InvalidInput names the source of a wrong URL."""
     if not isinstance(text, str) or (text and _PLACE.fullmatch(text) is None):
         raise InvalidInput(f"{source} is {text!r:.80}; it must be the URL of a place: file:///absolute/folder or s3://bucket/prefix")
+    return text
+
+
+def _source_of_secrets(text: str, given: _Given) -> str:
+    if text and _SECRETS.fullmatch(text) is None:
+        raise InvalidInput(
+            f"{given.source} is {text!r:.80}; it must be file:///absolute/folder or python:MODULE:FUNCTION, or empty: the environment"
+        )
+    if text.startswith("python:") and given.in_file:
+        # A settings file in the current folder may come from another person, and must not choose code to run.
+        raise InvalidInput(f"{given.source}: a settings file cannot name a function; set {PREFIX}SECRETS")
     return text
 
 

@@ -64,12 +64,13 @@ from perdure.engine.local.attempts import Attempt
 from perdure.engine.local.sandbox import guard
 from perdure.engine.threads import ReadingThreads, Threads
 from perdure.errors import InvalidInput, NotEncodable, NotReady
-from perdure.inspect.diff import CallPath, Diff, DiffCall, answered, call_of, diff_of, path_of, spent
+from perdure.inspect.diff import CallPath, Calls, Diff, DiffCall, EncodedCall, call_of, diff_of, path_of, spent
 from perdure.inspect.specimen import Packing, new_fork
 from perdure.interrupts import is_interrupt
 from perdure.settings import Settings
 from perdure.store.api import NewFork, RunRow, Specimen
 from perdure.tool.call import Call, Closer
+from perdure.tool.secret import Resolver, source_of
 from perdure.tool.spend import added
 
 T = TypeVar("T")
@@ -181,6 +182,7 @@ class Forks:
         reads: bool = False,
         models: bool = False,
         purse: Purse | None = None,
+        resolver: Resolver | None = None,
     ) -> None:
         """`reads`: call `read` tools, and ask models. `models`: ask models. All other tools are never called."""
         self._reading = reading
@@ -189,6 +191,7 @@ class Forks:
         self._reads = reads
         self._models = models or reads
         self._purse = purse or Purse()
+        self._resolver = resolver or source_of(settings.secrets)
         self._threads = Threads(_THREADS)
         self._asking = ReadingThreads()
         self._closers: dict[Hashable, Closer] = {}
@@ -238,15 +241,16 @@ class Forks:
         given = self._input(agent, state, input)
         machine = agent.machine(facts, given, self._settings.max_steps)
         packing = Packing(self._settings.inline_bytes, self._load)
-        who = keep or Keep("fork", "", row.updated_at, lambda: "")
-        other = packing.pack(given) if input is not UNSET else None
-        head = "" if keep is None else await self._ask(lambda: self._reading.hash_at(run_id, point).hex())
-        made = RunForked(who.id, run_id, point, head, who.by, who.reason, tuple(sorted(changed)), other is not None, who.model)
+        journal = None
+        if keep is not None:
+            other = packing.pack(given) if input is not UNSET else None
+            head = await self._ask(lambda: self._reading.hash_at(run_id, point).hex())
+            made = RunForked(keep.id, run_id, point, head, keep.by, keep.reason, tuple(sorted(changed)), other is not None, keep.model)
+            journal = self._journal(events[: place_of(events, point)], made, seen, other, agent, keep, packing)
         try:
-            journal = self._journal(events[: place_of(events, point)], made, seen, other, agent, who, packing)
             rehearsal = Rehearsal(machine, events, point, journal, self._load, changed)
             asked = await self._answer_all(rehearsal, row)
-            if rehearsal.outcome is None:
+            if journal is not None and rehearsal.outcome is None:
                 journal.park(_parked(rehearsal), rehearsal.now)
             left = path_of(f"run {row.run_id}", events, self._load, state)
             right = self._path(rehearsal, left, state, events, point, asked)
@@ -268,7 +272,7 @@ class Forks:
             diff_of(left, right),
             None if keep is None else keep.id,
         )
-        if keep is None:
+        if keep is None or journal is None:
             return fork, None
         specimen = Specimen("", "", keep.now, keep.by, fork_of=row.run_id, at=point)
         return fork, new_fork(recorded, fold(journal.events), journal.events, specimen, packing)
@@ -326,11 +330,12 @@ class Forks:
         # all others.
         life = rehearsal.machine.life
         earlier = fold(event for event in events if event.seq < life).numbers if life else 0
-        calls = {call.call: call for call in recorded.calls if call.call in rehearsal.ended or call.call <= earlier}
+        assert isinstance(recorded.calls, Calls)
+        calls = {call.number: call for call in recorded.calls.encoded if call.number in rehearsal.ended or call.number <= earlier}
         kept = [number for number in calls if number not in rehearsal.taken]
-        for number, taken in sorted(rehearsal.taken.items()):
-            call = structs.replace(call_of(number, taken.kind, taken.name, taken.args), effect=taken.effect)
-            calls[number] = call if taken.answer is None or taken.source is None else answered(call, taken.answer, taken.source)
+        for number, taken in rehearsal.taken.items():
+            answer = None if taken.source is None else taken.answer
+            calls[number] = EncodedCall(number, taken.kind, taken.name, taken.args, answer, taken.source, taken.effect)
         again = [one.recorded for one in rehearsal.taken.values() if one.recorded is not None and one.source == "recorded"]
         output: Any = None
         error: str | None = None
@@ -344,7 +349,7 @@ class Forks:
         run_id = state.created.run_id if state.created else ""
         name = f"fork of run {run_id} at event {point}"
         return CallPath(
-            name, [calls[n] for n in sorted(calls)], _status(rehearsal), added(spent(state, [*kept, *again]), asked), output, error
+            name, Calls([calls[n] for n in sorted(calls)]), _status(rehearsal), added(spent(state, [*kept, *again]), asked), output, error
         )
 
     # -- answers ------------------------------------------------------------------------------------------------------
@@ -446,6 +451,7 @@ class Forks:
             actor=row.actor,
             closers=self._closers,
             vaults=lambda _: RunVault(self._reading, row.run_id, self._asking.ask, row.tenant),  # opens artifacts, saves none
+            secrets=self._resolver,
             reads_only=True,
         )
 
@@ -513,7 +519,7 @@ def _simulated(asked: CallTool, facts: Facts, max_steps: int) -> Completion | No
     simulator = getattr(tool, "simulator", None)
     if simulator is None:
         return None
-    arguments = tool.arguments(asked.args)
+    arguments = tool.arguments(tool.clear(asked.args))
     machine = Machine(facts, lambda _: simulator.run(arguments), max_steps, tool.encode_result, is_interrupt)
     try:
         commands = machine.start(0)

@@ -1,6 +1,6 @@
 """Logs of agents and tools: which run a record belongs to, no record twice because of a replay, and JSON lines.
 
-    handler.addFilter(RunFilter())            # record.run, .call, .attempt, .agent and .tenant
+    handler.addFilter(RunFilter())            # record.run, .call, .attempt, .agent, .tenant, .trace_id and .span_id
     handler.setFormatter(JsonFormatter())     # one JSON object for each line
 
 `perdure worker --log-format json` does both. Nothing is set while a run is driven: the filter finds out where a record
@@ -15,18 +15,25 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
+from perdure.core import codec
 from perdure.core.agent_loop import AgentLoop
 from perdure.core.compat import running_loop
 from perdure.core.invisible import escaped
+from perdure.core.redaction import Scrubber
+from perdure.errors import NotEncodable
 from perdure.tool.artifact import in_call
 from perdure.tool.call import Call
 
-FIELDS = ("run", "call", "attempt", "agent", "tenant")
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", *FIELDS}
+FIELDS = ("run", "call", "attempt", "agent", "tenant", "trace_id", "span_id")
+_OF_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"taskName"}
+_STANDARD = _OF_RECORD | {"message", "asctime", *FIELDS}
 
 
 class RunFilter(logging.Filter):
     """Adds to each record what it belongs to: `run`, `call`, `attempt`, `agent` and `tenant`; None if it is not known.
+
+    With telemetry, or if the run was started inside a trace, also `trace_id` and `span_id`.
+    It removes the secrets of the call from the record.
 
     It drops the records of an agent that only repeats its recorded steps: such a record was logged before. After a
     crash the records of the last step may come again. Add it to a handler, not to a logger: the filter of a logger does
@@ -44,13 +51,40 @@ class RunFilter(logging.Filter):
                 if not machine.is_live:
                     return False
                 facts = machine.facts
-                known = (facts.run_id, None, None, facts.agent, facts.tenant)
+                known = (facts.run_id, None, None, facts.agent, facts.tenant, machine.trace_id, None)
         elif isinstance(call := in_call.get(), Call) and call.run_id:
-            known = (call.run_id, call.number, call.attempt, call.agent, call.tenant)
+            span = call.span
+            of_span = (None, None) if span is None else (span.trace_id, span.span_id)
+            known = (call.run_id, call.number, call.attempt, call.agent, call.tenant, *of_span)
+            if call.scrubber is not None:
+                _scrub(record, call.scrubber)
         for name, value in zip(FIELDS, known, strict=True):
             if getattr(record, name, None) is None:  # the caller may have said it: log.info(…, extra={"run": …})
                 setattr(record, name, value)
         return True
+
+
+def _scrub(record: logging.LogRecord, scrubber: Scrubber) -> None:
+    """Remove the secrets of the call from the record: from its text, `extra=`, its exception and its stack.
+
+    The record itself is changed. So handlers that come later do not show the secrets either.
+    """
+    record.msg, record.args = scrubber.text(_message(record)), None
+    if record.exc_info:
+        record.exc_text = scrubber.text(_said(lambda: logging.Formatter().formatException(record.exc_info)))
+        record.exc_info = None  # a formatter that shows the exception itself would show the secrets
+    elif record.exc_text:
+        record.exc_text = scrubber.text(record.exc_text)
+    if record.stack_info:
+        record.stack_info = scrubber.text(record.stack_info)
+    for name, value in list(vars(record).items()):
+        if name not in _OF_RECORD:
+            try:
+                plain = codec.decode(codec.encode(value))
+            except NotEncodable:
+                plain = _repr(value)
+            del record.__dict__[name]
+            record.__dict__[scrubber.text(name)] = scrubber.value(plain)
 
 
 class JsonFormatter(logging.Formatter):

@@ -241,6 +241,12 @@ FAMILIES: tuple[MetricFamily, ...] = (
         ("agent", "queue", "status"),
         lambda of: of.counts.ended,
     ),
+    _counter(
+        "perdure_schedule_ticks_total",
+        'Ticks of schedules that the worker has handled: "started", "skipped" (the run before has not ended) or "missed" (too late).',
+        ("agent", "outcome"),
+        lambda of: of.counts.ticks,
+    ),
     _number(
         "perdure_fenced_writes_total",
         "counter",

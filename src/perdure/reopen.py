@@ -64,8 +64,16 @@ from perdure.inspect.resuming import open_call_words
 from perdure.store.api import NewFork, Reopen, RunRow, undone
 
 _Body = tuple[AnyBody, int | None]  # an event to be written, and the number of its call
-# What is written; where the agent stands then; the state of the run and its events then.
-_Fitting = tuple[list[_Body], Frontier, RunState, list[Event]]
+
+
+class _Fitting(Struct, frozen=True):
+    """What is written so that the code goes on with a run, and what follows from it."""
+
+    bodies: list[_Body]
+    frontier: Frontier  # where the agent stands then
+    pending: list[Command]  # as `Planner._stand` returns it
+    state: RunState  # of the run, with these events
+    events: list[Event]
 
 
 class ReopenedCall(Struct, frozen=True):
@@ -300,9 +308,8 @@ class Planner:
             ids=iter(self._new_id, None),
         )
         fork.state.version = agent.version
-        frontier = agent.replayed(fork.state, fork.events, packing.load, self._max_steps, history(fork.events, state=fork.state))
+        frontier, pending = self._stand(agent, fork.state, fork.events, packing.load, fresh=False)
         self._check_edits(changed, agent, fork, frontier, packing.load)
-        pending = self._ahead(agent, fork.state, fork.events, packing.load, frontier, fresh=False)
         first = _first(pending, fork.state, fresh=False)
         found = LiveFork(
             *(new_id, run_id, point, row.version, agent.version),
@@ -359,13 +366,13 @@ class Planner:
         kept, again = ([_call(call) for call in calls] for calls in (found.kept, found.again))  # before the state changes
         left = [_child(child) for child in found.superseded_children]
         withdrawn = [_withdrawn(state.asks[number]) for number in found.withdrawn]
-        bodies, frontier, state, whole = self._fitting(agent, row, events, state, found.bodies, by, reason)
+        fitting = self._fitting(agent, row, events, state, found.bodies, by, reason, fresh)
+        frontier, pending, state = fitting.frontier, fitting.pending, fitting.state
         version = agent.version if agent.version != row.version else None
-        pending = self._ahead(agent, state, whole, self._load, frontier, fresh)
-        hooks = self._hooks(agent, state, whole, [*frontier.calls.values(), *pending], found.superseded)
+        hooks = self._hooks(agent, state, fitting.events, [*frontier.calls.values(), *pending], found.superseded)
         first = _first(pending, state, fresh)
         draft.runs.append(
-            Reopen(row.run_id, found.seen, [(in_batch(body, self._batch), call, self._new_id()) for body, call in bodies], version)
+            Reopen(row.run_id, found.seen, [(in_batch(body, self._batch), call, self._new_id()) for body, call in fitting.bodies], version)
         )
         return Reopened(
             row.run_id,
@@ -401,6 +408,7 @@ class Planner:
         bodies: Sequence[_Body],
         by: str,
         reason: str | None,
+        fresh: bool,
     ) -> _Fitting:
         """What is written so that this code can go on with the reopened run, and where the agent stands then.
 
@@ -416,56 +424,54 @@ class Planner:
         adopted = [] if agent.version == row.version else [(RunAdopted(agent.version, by, reason), None)]
         if not shorter:
             try:
-                fitting = self._replayed(agent, row, events, state, [reopened, *adopted, *others])
-                if fitting[2].frames:
-                    agent.check_open_calls(fitting[1], fitting[2], self._load)
+                fitting = self._replayed(agent, row, events, state, [reopened, *adopted, *others], fresh)
+                if state.frames:
+                    agent.check_open_calls(fitting.frontier, state, self._load)
                 return fitting
             except Diverged:
                 if changed is None or not adopted:
                     raise
                 state = fold(whole)
         assert changed is not None
-        fitting = self._replayed(agent, row, events, state, [reopened, (changed, None), *others])
-        agent.check_open_calls(fitting[1], fitting[2], self._load)
+        fitting = self._replayed(agent, row, events, state, [reopened, (changed, None), *others], fresh)
+        agent.check_open_calls(fitting.frontier, state, self._load)
         return fitting
 
-    def _replayed(self, agent: Agent[Any, Any], row: RunRow, events: Sequence[Event], state: RunState, bodies: list[_Body]) -> _Fitting:
+    def _replayed(
+        self, agent: Agent[Any, Any], row: RunRow, events: Sequence[Event], state: RunState, bodies: list[_Body], fresh: bool
+    ) -> _Fitting:
         """`state`: the fold of `events` and of the first of `bodies`, the `run_reopened`."""
         written = _would_be(events, bodies, self._now, row.epoch)
         for event in written[1:]:
             state.apply(event)
         state.version = agent.version
         whole = [*events, *written]
-        return bodies, agent.replayed(state, whole, self._load, self._max_steps, history(whole, state=state)), state, whole
+        return _Fitting(bodies, *self._stand(agent, state, whole, self._load, fresh), state, whole)
 
-    def _ahead(
-        self,
-        agent: Agent[Any, Any],
-        state: RunState,
-        events: Sequence[Event],
-        load: Callable[[Payload], bytes],
-        frontier: Frontier,
-        fresh: bool,
-    ) -> list[Command]:
-        """What the agent asks for at the frontier. If outcomes are used again: also what it asks for after these outcomes."""
-        pending = [command for _, command in frontier.pending]
-        if not any(_is_used_again(command, state, fresh) for command in pending):
-            return pending
+    def _stand(
+        self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event], load: Callable[[Payload], bytes], fresh: bool
+    ) -> tuple[Frontier, list[Command]]:
+        """Where the agent stands at the end of these events, and what it asks for then.
+
+        If recorded outcomes are used again, this includes what the agent asks for after them.
+        """
         machine = agent.machine_of(state, load, self._max_steps)
         try:
-            pending = [command for _, command in replay(machine, events, load, past=history(events, state=state)).pending]
-            for command in pending:  # it grows: each outcome may lead to more commands
-                if not isinstance(command, Asked) or not _is_used_again(command, state, fresh):
-                    continue
-                for end in machine.earlier.outcomes.get(command.number, ()):
-                    completion = completion_of(end, load)
-                    if completion is None or machine.finished or machine.left or command.number not in machine.waits_for:
+            frontier = replay(machine, events, load, past=history(events, state=state))
+            pending = [command for _, command in frontier.pending]
+            with machine.replayed():
+                for command in pending:  # it grows: each outcome may lead to more commands
+                    if not isinstance(command, Asked) or not _is_used_again(command, state, fresh):
                         continue
-                    machine.cause, machine.source = events[-1].seq, end.seq
-                    pending += machine.deliver(self._now, completion)
+                    for end in machine.earlier.outcomes.get(command.number, ()):
+                        completion = completion_of(end, load)
+                        if completion is None or machine.finished or machine.left or command.number not in machine.waits_for:
+                            continue
+                        machine.cause, machine.source = events[-1].seq, end.seq
+                        pending += machine.deliver(self._now, completion)
         finally:
             machine.close()
-        return pending
+        return frontier, pending
 
     def _hooks(
         self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event], known: Sequence[Command], superseded: Sequence[CallState]

@@ -254,6 +254,29 @@ class Run:
         """Begin no further attempt of this call. An attempt under way continues, and the call still has a result."""
         self._machine.begin_no_more(call)
 
+    def arrival(self, topic: str) -> asyncio.Future[None]:
+        """A future that is done when a signal on this topic has arrived. The signal stays for `receive` and `receive_all`.
+
+        An agent must wait for something else beside it.
+        """
+        return self._machine.arrival(topic)
+
+    def hold(self, call: int) -> asyncio.Future[None]:
+        """Let this call not begin before `keep`. The future is done when the call is held.
+
+        Only a call that needs an approval and has not begun can be held. The future of any other call is never done, and
+        the call ends: wait for either. To withdraw a call that is held, cancel the task that waits for it.
+        """
+        return self._machine.hold(call)
+
+    def keep(self, call: int) -> None:
+        """Record that the agent still wants this call, which is held: it begins as soon as it is approved."""
+        self._machine.keep(call)
+
+    def arguments_of(self, call: int) -> bytes:
+        """The arguments of this call, which has not ended, as JSON."""
+        return self._machine.arguments(call)
+
     def record(self, body: AnyBody) -> None:
         """Write an event into the journal. `body` is one of the types in perdure.core.events."""
         self._machine.record(body)

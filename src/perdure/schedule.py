@@ -16,6 +16,7 @@ from perdure.core.budget import Budget, limits_of
 from perdure.core.cron import CronExpression
 from perdure.core.events import Limits
 from perdure.core.identity import check_id
+from perdure.core.labels import check_number, checked_labels, with_labels
 from perdure.core.schedule import (
     TICK,
     Beat,
@@ -96,8 +97,8 @@ class Schedule:
     `id` is the agent's name unless you name one. `overlap` says what a tick does while the run before it has not
     ended: "skip" (the tick is skipped), "queue" (the tick waits), "cancel" (the old run is cancelled), "allow".
     `missed` says what happens to ticks for which no worker was there: "last" (one run, for the last of them), "all"
-    (a run for each of them, but at most for the last `limit`), "none". `queue`, `priority`, `tenant` and `budget` are
-    those of the runs, as for `app.start`.
+    (a run for each of them, but at most for the last `limit`), "none". `queue`, `priority`, `tenant`, `budget` and
+    `labels` are those of the runs, as for `app.start`.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Schedule:
         priority: int = 0,
         tenant: str = "default",
         budget: Budget | Limits | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(when, Cron | Every):
             raise InvalidInput(f"a schedule is Cron('0 7 * * *') or Every(minutes=5), and not {codec.shown(when)}")
@@ -133,6 +135,8 @@ class Schedule:
         self.queue = None if queue is None else check_id(queue, "the queue")
         self.tenant = check_id(tenant, "the tenant")
         self.budget = limits_of(budget, "budget=")
+        self.labels = {} if labels is None else with_labels({}, checked_labels(labels, "labels="))
+        check_number(self.labels, "labels=")
 
     def spec(
         self, agent: str, *, queue: str | None = None, target: str | None = None, bind: Callable[[Mapping[str, Any]], object] | None = None
@@ -161,6 +165,7 @@ class Schedule:
             tenant=self.tenant,
             budget=self.budget,
             target=target,
+            labels=self.labels,
         )
 
 

@@ -57,6 +57,7 @@ class ScheduleInfo(Struct, frozen=True):
     queue: str
     priority: int
     tenant: str
+    labels: dict[str, str] = {}
 
 
 class TickTime(Struct, frozen=True):
@@ -82,7 +83,7 @@ def schedule_info(row: ScheduleRow) -> ScheduleInfo:
         state.last_run,
         state.skipped,
         codec.decode(spec.input.encode()),
-        *(spec.overlap, spec.missed, spec.limit, spec.queue, spec.priority, spec.tenant),
+        *(spec.overlap, spec.missed, spec.limit, spec.queue, spec.priority, spec.tenant, spec.labels),
     )
 
 

@@ -13,6 +13,7 @@ Count = Annotated[int, Meta(ge=1, le=2**40, description="a whole number, 1 or mo
 Amount = Annotated[int, Meta(ge=0, le=2**40, description="a whole number, 0 or more")]
 Connections = Annotated[int, Meta(ge=3, le=2**40, description="a whole number, 3 or more")]
 Synchronous = Annotated[Literal["full", "normal"], Meta(description='"full" or "normal"')]
+TelemetryLevel = Annotated[Literal["off", "on", "payloads"], Meta(description='"off", "on" or "payloads"')]
 LogFormat = Annotated[Literal["", "text", "json"], Meta(description='"text" or "json"')]
 Text = Annotated[str, Meta(description="text")]
 
@@ -66,6 +67,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # If this is empty, larger artifacts are refused.
     artifacts: Text = ""
     artifact_database_bytes: Count = 64 * 1024 * 1024  # artifacts up to this size are stored in the journal's database
+    # Where the values of secrets come from. Empty: the environment, PERDURE_SECRET_<NAME>. file:///absolute/folder: one
+    # file for each secret. python:MODULE:FUNCTION: a function that takes the name; not in a settings file.
+    secrets: Text = ""
     max_steps: Count = 1_000_000  # an agent with more steps than this between two completions counts as stuck
     # After the end of a child or a decision about an approval, the worker holds the run for this long, because more
     # post may follow.
@@ -81,6 +85,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     roles: Roles = {}  # role → the people who have this role, for approvals by "role:finance"
     # The log of a worker. If this is empty, the log is text, and has only what perdure itself says.
     log_format: LogFormat = ""
+    # Whether workers report spans to OpenTelemetry. "payloads": with arguments and results of calls.
+    telemetry: TelemetryLevel = "off"
     webhook_url: Text = ""  # where signed notices are sent; if empty, notices go only to the log
     webhook_secret: Text = ""
     webhook_hosts: Hosts = ()  # the hosts that webhook_url may name; if empty, only loopback is allowed

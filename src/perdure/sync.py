@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from perdure import app as asynchronous
 from perdure.agent import Agent
-from perdure.app import RunInfo
+from perdure.app import RunInfo, RunningCall
 from perdure.core.events import Event
 from perdure.engine.api import Reading
 from perdure.engine.clock import Clock
@@ -22,6 +22,10 @@ from perdure.engine.local.sandbox import refuse_app
 from perdure.errors import InvalidInput, PerdureError
 from perdure.settings import Settings
 from perdure.tool.artifact import Artifact
+from perdure.tool.secret import Resolver
+
+if TYPE_CHECKING:
+    from perdure.otel import Telemetry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,8 +77,18 @@ class Perdure:
         clock: Clock | None = None,
         queues: Sequence[str] | None = None,
         artifacts: str | None = None,
+        telemetry: Telemetry | None = None,
+        secrets: Resolver | None = None,
     ) -> None:
-        options: dict[str, Any] = {"settings": settings, "audit_log": audit_log, "clock": clock, "queues": queues, "artifacts": artifacts}
+        options: dict[str, Any] = {
+            "settings": settings,
+            "audit_log": audit_log,
+            "clock": clock,
+            "queues": queues,
+            "artifacts": artifacts,
+            "telemetry": telemetry,
+            "secrets": secrets,
+        }
         self._make: Callable[[], asynchronous.Perdure] = lambda: asynchronous.Perdure(url, agents, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: asynchronous.Perdure | None = None
@@ -208,11 +222,18 @@ class Handle:
         """An artifact that this run may open: `with handle.artifact(pointer).open() as file`, or `.read().wait()`."""
         return self._handle.artifact(pointer)
 
-    def follow(self, after: int = 0) -> Iterator[Event]:
-        """Yields the events of the run as they arrive, until the run has ended: `for event in handle.follow():`."""
-        stream = self._handle.follow(after)
+    @overload
+    def follow(self, after: int = 0, *, progress: Literal[False] = False) -> Iterator[Event]: ...
+    @overload
+    def follow(self, after: int = 0, *, progress: bool) -> Iterator[Event | RunningCall]: ...
+    def follow(self, after: int = 0, *, progress: bool = False) -> Iterator[Any]:
+        """Yields the events of the run as they arrive, until the run has ended: `for event in handle.follow():`.
 
-        async def following() -> Event | None:
+        With `progress=True`, also a `RunningCall` each time a call under way has reported something.
+        """
+        stream: AsyncGenerator[Any, None] = self._handle.follow(after, progress=True) if progress else self._handle.follow(after)
+
+        async def following() -> Any:
             return await anext(stream, None)
 
         while (event := self._wait(following())) is not None:

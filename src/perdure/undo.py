@@ -25,6 +25,7 @@ from perdure.core.identity import KEY_SCHEME, undo_id, undone_by
 from perdure.core.machine import Asked, CallTool, StartChild
 from perdure.core.state import CallState, RunState, fold, happened, is_repeatable_class
 from perdure.core.taken_back import UNDO, taken_back
+from perdure.core.trace_context import RunTrace
 from perdure.engine.api import AskReading, Engine, Reading, no_such_run
 from perdure.engine.clock import Clock
 from perdure.engine.local import sandbox
@@ -89,11 +90,12 @@ class _Found(NamedTuple):
 class Survey:
     """What a run has done, according to its journal and this code."""
 
-    def __init__(self, row: RunRow, key_namespace: str, found: Sequence[_Found]) -> None:
+    def __init__(self, row: RunRow, created: RunCreated, found: Sequence[_Found]) -> None:
         self.row = row
         # The namespace of the run that is undone. The undo uses the same one, because it uses the same account at the
-        # provider.
-        self.key_namespace = key_namespace
+        # provider. It also belongs to the same trace.
+        self.key_namespace = created.key_namespace
+        self.trace = None if created.trace is None else RunTrace(created).run_span(0).recorded
         self.hooks = {(one.deed.run_id, one.deed.call): one for one in found if one.hook is not None}
         left = [one for one in found if one.hook is None]
         self.plan = UndoPlan(
@@ -150,7 +152,7 @@ def survey(reading: Reading, row: RunRow, agent: Agent[Any, Any], max_steps: int
     sandbox.guard()  # an agent must not do I/O while it is replayed either
     created = fold(reading.read(row.run_id)).created
     assert created is not None
-    return Survey(row, created.key_namespace, _Surveyor(reading, max_steps).deeds(row.run_id, agent))
+    return Survey(row, created, _Surveyor(reading, max_steps).deeds(row.run_id, agent))
 
 
 class _Surveyor:
@@ -343,6 +345,7 @@ async def begin(engine: Engine, clock: Clock, surveyed: Survey, settings: Settin
         priority=row.priority,
         key_scheme=KEY_SCHEME,
         key_namespace=surveyed.key_namespace,
+        trace=surveyed.trace,
     )
     new = NewRun(run_id, created, clock.new_id(), clock.now(), codec.digest(encoded), () if blob is None else (blob,), undoes=row.seq)
     return (await engine.start(new))[0]

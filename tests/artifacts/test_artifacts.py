@@ -94,8 +94,10 @@ def test_an_app_opens_what_its_run_returned(url: str) -> None:
 
 def test_passing_a_pointer_on_stores_nothing_again(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/journal.db"
+    open_store(url).close()
+    empty = (tmp_path / "journal.db").stat().st_size  # each table and index has a page
     result(url, makers.relay, 4 * MB)
-    assert (tmp_path / "journal.db").stat().st_size < 4.5 * MB
+    assert (tmp_path / "journal.db").stat().st_size - empty < 4.5 * MB
 
 
 def test_a_journal_has_the_pointer_and_not_the_bytes(url: str) -> None:

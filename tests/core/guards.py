@@ -332,6 +332,39 @@ def _without_bodies(kind: type, of: Callable[[int | None], bool]) -> Any:
     return without
 
 
+# -- calls that are held ------------------------------------------------------------------------------------------------
+def a_message_holds_no_call(patch: Patch) -> None:
+    patch.setattr(RunCore, "_hold", lambda self, number, cause: None)
+
+
+def a_call_that_is_held_begins_when_it_is_approved(patch: Patch) -> None:
+    patch.setattr(state.CallState, "held", property(lambda self: False))
+
+
+def a_call_is_not_held_after_the_worker_has_died(patch: Patch) -> None:
+    rebuild = RunCore._rebuild
+
+    def without(self: Any, events: Any) -> Any:
+        hold, self_hold = RunCore._hold, lambda self, number, cause: None
+        patch.setattr(RunCore, "_hold", self_hold)
+        try:
+            yield from rebuild(self, events)
+        finally:
+            patch.setattr(RunCore, "_hold", hold)
+
+    patch.setattr(RunCore, "_rebuild", without)
+
+
+def a_start_that_was_recorded_before_a_message_is_not_taken_back(patch: Patch) -> None:
+    hold = RunCore._hold
+
+    def without(self: Any, number: int, cause: int) -> None:
+        if not self._can_take_back(number):
+            hold(self, number, cause)
+
+    patch.setattr(RunCore, "_hold", without)
+
+
 GUARDS = [
     Guard(calls_begin_before_their_intent_is_durable, "once", "G2"),
     Guard(a_worker_that_lost_its_run_goes_on, "a pair", "G4"),
@@ -357,6 +390,10 @@ GUARDS = [
     Guard(other_bytes_run_than_were_approved, "an approval", "G9"),
     Guard(edited_arguments_are_forgotten_with_the_worker, "an approval", "G9"),
     Guard(a_yes_and_its_end_are_not_weighed_together, "an approval and another clock", "."),
+    Guard(a_message_holds_no_call, "a message while it asks", "G9"),
+    Guard(a_call_that_is_held_begins_when_it_is_approved, "a message while it asks", "G9"),
+    Guard(a_call_is_not_held_after_the_worker_has_died, "a message while it asks", "G9"),
+    Guard(a_start_that_was_recorded_before_a_message_is_not_taken_back, "messages while two calls wait", "G9"),
     Guard(lost_attempts_are_free, "a budget", "T33"),
     Guard(calls_of_one_turn_do_not_see_each_other_s_cost, "a budget that fails, and another run", "G14|T33"),
     Guard(a_place_in_line_is_not_waited_for, "a rate", "rate"),

@@ -7,6 +7,7 @@ tools of a user, but never run: the engine of the explorer performs them in its 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -279,6 +280,46 @@ async def forum(run: Run) -> list[str]:
     return [decision.outcome, await signed]
 
 
+async def _considered(run: Run, call: asyncio.Future[Any], number: int, model: Callable[[str], Coroutine[Any, Any, str]]) -> list[str]:
+    """Waits for the call as ReAct does: a message is considered before the call begins; `b` withdraws the call."""
+    done: list[str] = []
+    while True:
+        message: asyncio.Future[Any] = run.arrival("go")
+        await asyncio.wait([call, message], return_when=asyncio.FIRST_COMPLETED)
+        message.cancel()
+        if not call.done():
+            hold: asyncio.Future[Any] = run.hold(number)
+            await asyncio.wait([call, hold], return_when=asyncio.FIRST_COMPLETED)
+        if call.done():
+            return [*done, call.result()]
+        said = "".join(run.receive_all("go"))
+        done.append(await model(said))
+        if "b" in said:
+            call.cancel()
+            return [*done, "withdrawn"]
+        run.keep(number)
+
+
+@agent(version="1")
+async def heard(run: Run) -> list[str]:
+    call = asyncio.ensure_future(_told(demolish()))
+    return [*await _considered(run, call, run.calls, lambda said: _told(look(said))), await _told(store())]
+
+
+@agent(version="1")
+async def heard_twice(run: Run) -> list[str]:
+    """Two calls wait for their approvals, one of them a transaction, and a third one is under way."""
+    calls = [asyncio.ensure_future(_told(grant())), asyncio.ensure_future(_told(sign()))]
+    beside = asyncio.ensure_future(_told(order()))
+    numbers = (run.calls - 2, run.calls - 1)
+    told = await asyncio.gather(*(_considered(run, call, number, _thought) for call, number in zip(calls, numbers, strict=True)))
+    return [*itertools.chain(*told), await beside]
+
+
+async def _thought(said: str) -> str:
+    return await _told(look(said))
+
+
 @agent(version="1")
 async def child(run: Run) -> str:
     raise NotImplementedError
@@ -394,6 +435,12 @@ async def _petitioned(run: Run, new: bool) -> list[str]:
     return [await _made(look, "a"), await _made(demolish, "b"), await _made(look, "d" if new else "c")]
 
 
+async def _reconsidered(run: Run, new: bool) -> list[str]:
+    call = asyncio.ensure_future(_made(demolish, "a"))
+    done = await _considered(run, call, run.calls, lambda said: _made(look, f"b{said}"))
+    return [*done, await _made(store, "d" if new else "c")]
+
+
 async def _consulted(run: Run, new: bool) -> list[str]:
     granted, decision = await asyncio.gather(_made(grant, "a"), run.request_approval("go", {"what": "x"}, expires=60.0))
     if not decision.granted:
@@ -462,6 +509,7 @@ REOPENED = [
     _reopened("keyed with a hook", _refunded, *_TWO, fates=("reset", "not_sent", "garbage")),
     _reopened("transactions", _booked, *_TWO, "rewind fresh", fates=("mistake",)),
     _reopened("gathered", _gathered, *_TWO, fates=("reset", "refused", "not_sent")),
+    _reopened("a message while it asks", _reconsidered, *_TWO, "grant", "signal a", "signal b", ticks=True),
     _reopened("an approval", _petitioned, *_TWO, "grant", "reject", "edit", fates=("not_sent", "reset"), ticks=True),
     _reopened("approvals", _consulted, *_TWO, "grant", "reject", fates=("refused",), late_post=True),
     _reopened("signals", _heard, *_TWO, "signal a", "signal b", "signal c", twice=True),
@@ -687,6 +735,9 @@ SCENARIOS = [
     Scenario("an approval", petition, env=("grant", "reject", "edit"), ticks=True, twice=True),
     Scenario("an approval and another clock", petition, env=("grant", "expire"), ticks=True, late_post=True),
     Scenario("approvals", forum, env=("grant", "reject", "grant"), ticks=True),
+    Scenario("a message while it asks", heard, env=("signal a", "grant", "signal b", "edit"), ticks=True),
+    Scenario("a message while it asks, late", heard, env=("signal a", "grant", "cancel"), late_post=True, drains=True, twice=True),
+    Scenario("messages while two calls wait", heard_twice, env=("signal a", "grant", "grant", "signal b")),
     Scenario("children", parent, env=("child ok", "child fails")),
     Scenario("a budget", purse, fates=("reset",), env=("raise",)),
     Scenario("a budget that fails, and another run", small_purse, env=("other",), beside=Amounts(usd_micros=100), crowds=True),

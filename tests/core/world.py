@@ -35,6 +35,7 @@ from perdure.core.events import (
     ApprovalWithdrawn,
     AttentionNeeded,
     BudgetRaised,
+    CallKept,
     CancelRequested,
     CheckpointTaken,
     ChildFinished,
@@ -225,6 +226,8 @@ class Journal:
         if after is None:
             state = _clone(self.state)
             cancelled_at = self.cancelled_at
+            if state.created is not None and state.created.agent in HEARING:
+                _check_together(events)
             for place, event in enumerate(events):
                 self._check(state, event, (*self.events, *events[:place]))
                 try:
@@ -248,12 +251,22 @@ class Journal:
             raise Violation(f"event {event.seq} has epoch {event.epoch} after {state.epoch} (G3)")
         if isinstance(body, AttentionNeeded) and body.reason not in _FINE and (self.patient or body.reason != "poison"):
             raise Violation(f"the run needs attention: {body.reason}: {body.detail} (G7)")
+        if isinstance(body, ToolCallInitiated) and body.approval is not None and state.created and state.created.agent in HEARING:
+            self._check_considered(event, so_far)
         if isinstance(body, ToolCallInitiated) and body.attempt > 1:
             self._check_again(state.calls[event.call or 0], body, event.ts)
         if isinstance(body, CheckpointTaken) and (problem := image_problem(state, body, so_far)) is not None:
             raise Violation(f"event {event.seq}: {problem}")
         if isinstance(body, SignalReceived) and any(event.event_id == one.event_id for one in self.events):
             raise Violation(f"the signal of event {event.seq} is in the journal already")
+
+    @staticmethod
+    def _check_considered(event: Event, so_far: Sequence[Event]) -> None:
+        """No approved call begins after a message, unless its agent has considered the message and keeps the call."""
+        message = max((one.seq for one in so_far if isinstance(one.body, SignalReceived)), default=0)
+        kept = max((one.seq for one in so_far if isinstance(one.body, CallKept) and one.body.number == event.call), default=0)
+        if kept < message:
+            raise Violation(f"call {event.call} begins after the message of event {message}, which its agent has not considered (G9)")
 
     @staticmethod
     def _check_again(call: CallState, body: ToolCallInitiated, ts: int) -> None:
@@ -269,8 +282,20 @@ class Journal:
             raise Violation(f"call {call.number} is begun again under a key that is {age_us / SECOND:.0f} s old (T14)")
 
 
+def _check_together(events: Sequence[Event]) -> None:
+    """An approved call does not begin with a message of its own commit: the message may have been sent first."""
+    last = {event.call: event for event in events}
+    for event in events:
+        begins = isinstance(event.body, ToolCallInitiated) and event.body.approval is not None and last[event.call] is event
+        if begins and any(isinstance(one.body, SignalReceived) for one in events[events.index(event) :]):
+            raise Violation(f"call {event.call} begins, and a message is in the same commit (G9)")
+
+
 def _inline(payload: codec.Payload) -> bytes:
     return payload.inline or b""
+
+
+HEARING = ("heard", "heard_twice")  # agents that consider each message before their approved calls begin
 
 
 class Numbers:

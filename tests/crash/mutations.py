@@ -64,8 +64,8 @@ def falsy_results_are_no_results() -> None:
 def a_result_that_cannot_be_encoded_is_a_failed_call() -> None:
     real = attempts.recordable  # type: ignore[attr-defined]
 
-    def recordable(tool: Any, value: Any) -> Any:
-        answer = real(tool, value)
+    def recordable(tool: Any, value: Any, call: Any) -> Any:
+        answer = real(tool, value, call)
         return answer if isinstance(answer, Returned) else Raised(Failure(kind="error", type="TypeError", message="not encodable"))
 
     attempts.recordable = recordable  # type: ignore[attr-defined]

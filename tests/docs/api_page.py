@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import perdure
-from perdure import app, errors, models, sync, undo
+from perdure import app, errors, models, otel, sync, undo
 from perdure.agents.mcp.tools import McpServer
 from perdure.control import NOTHING
 from perdure.core import approval, events, state
@@ -43,6 +43,7 @@ EXTRA: Mapping[str, Public] = {
     **{one.__name__: one for one in (inside.Awaited, inside.InspectedFrame, inside.InspectedTask, inside.RaisedError, inside.Variable)},
     "Scheduling": Scheduling,
     "TickTime": TickTime,
+    "Telemetry": otel.Telemetry,
     "StoreCorrupt": errors.StoreCorrupt,
     "StoreUnavailable": errors.StoreUnavailable,
     "StoreVersion": errors.StoreVersion,
@@ -58,7 +59,7 @@ INSIDE: Mapping[str, str] = {
     "Approval": "check_for request",
     "ApprovalRow": "standing",
     "Artifact": "id",
-    "Call": "outside add_usage ask_to_stop hear progress_json vault",
+    "Call": "outside add_usage ask_to_stop hear progress_json vault span",
     "CallState": "may_cost cost_if keys recorded_key estimate unsettled reserved",
     "Circles": "usd_micros",
     "Handle": "row",
@@ -69,6 +70,7 @@ INSIDE: Mapping[str, str] = {
     "Anthropic": "body answer",
     "OpenAI": "body answer identity",
     "Scripted": "answer",
+    "Telemetry": "spans_of committed ended_by_force begins enter",
     "Perdure": "ask load engine reading store start_encoded abort",
     "Plan": "facts_of frame_change check_open_calls declared",
     "Every": "interval_s",
@@ -141,7 +143,7 @@ async def ask_first(run: Run, order: str) -> str:
         "Call and Outcome",
         "What the function of a tool is told about its call, and what a reconcile hook answers. "
         "More: [tools and effects](tools-and-effects.md).",
-        "Call Outcome Usage Artifact",
+        "Call Outcome Usage Artifact Secret",
         """\
 @tool(effect="once", timeout=10)
 def send_letter(order: str, call: Call) -> str:
@@ -180,9 +182,10 @@ if __name__ == "__main__":
         "Fork Diff CallPath DiffCall DiffLine Inspection InspectedTask InspectedFrame Variable Awaited RaisedError",
     ),
     Group(
-        "Metrics and logs",
-        "For a worker in a program of your own; `perdure worker` has options for them. More: [metrics, probes and logs](metrics.md).",
-        "MetricsServer Metrics RunFilter JsonFormatter",
+        "Metrics, logs and traces",
+        "For a worker in a program of your own; `perdure worker` has options for them. More: [metrics, probes and logs](metrics.md), "
+        "[traces](tracing.md). `Telemetry` is in `perdure.otel`.",
+        "MetricsServer Metrics RunFilter JsonFormatter Telemetry",
     ),
     Group(
         "Budgets, rates, retries, approvals",

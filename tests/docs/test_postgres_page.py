@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import psycopg
@@ -47,3 +49,43 @@ def test_the_view_says_what_the_page_shows(shop: Path, postgres_url: str) -> Non
 
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")]
+
+
+_PROGRAM = """
+import asyncio, sys
+from perdure import Perdure, Run, agent
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+class Base(DeclarativeBase):
+    pass
+
+class Ticket(Base):
+    __tablename__ = "tickets"
+    id: Mapped[str] = mapped_column(primary_key=True)
+
+@agent(version="1")
+async def triage(run: Run, ticket: str) -> str:
+    return ticket
+
+async def main(url):
+    engine = create_async_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    async with engine.begin() as owner:
+        await owner.run_sync(Base.metadata.create_all)
+    async with Perdure(url, [triage]) as app:
+{example}
+        print(await app.handle("triage-t-7").result())
+    await engine.dispose()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_the_example_with_a_session_of_sqlalchemy_runs(tmp_path: Path, postgres_url: str) -> None:
+    (example,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "web-service.md").read_text(), re.S)
+    program = tmp_path / "tickets.py"
+    program.write_text(_PROGRAM.replace("{example}", textwrap.indent(example, " " * 8)))
+    ran = subprocess.run([sys.executable, str(program), postgres_url], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.stdout, ran.returncode) == ("t-7\n", 0), ran.stderr
+    with psycopg.connect(postgres_url) as connection:
+        assert connection.execute("SELECT id FROM tickets").fetchall() == [("t-7",)]

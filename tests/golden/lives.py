@@ -153,9 +153,9 @@ def _fix(number: int) -> None:
     writer.CHEAP_S = float("inf")  # every commit on the loop: what completes while one is under way does not depend on the disk
     plain = failures._traceback
 
-    def places(error: BaseException) -> str | None:
+    def places(error: BaseException, scrub: Any) -> str | None:
         """Without the folders that the sources lie in."""
-        found = plain(error)
+        found = plain(error, scrub)
         return None if found is None else "\n".join(line.rpartition("/")[2] for line in found.splitlines())
 
     failures._traceback = places

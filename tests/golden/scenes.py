@@ -267,6 +267,21 @@ async def go_on_long(stage: Stage) -> None:
     assert (await stage.drive("long")).status == "succeeded"
 
 
+# -- messages while a call waits for its approval -------------------------------------------------------------------------------------------
+async def listen(stage: Stage) -> None:
+    """The proposal is kept after the first message. It is approved, and then withdrawn, because a message came before the call began."""
+    await stage.start("listener", "listener", "o-1 was paid twice")
+    await stage.drive("listener")
+    await stage.app.signal("listener", "message", "is it on its way?", by="user:17")
+    assert (await stage.drive("listener")).status == "waiting_approval"
+    await stage.app.approve(await stage.asked("listener", 2), by="ann")
+    await stage.app.signal("listener", "message", "it was only 100", by="user:17")
+    await stage.drive("listener")
+    assert (await stage.drive("listener")).status == "waiting_approval"
+    await stage.app.approve(await stage.asked("listener", 5), by="bob")
+    assert (await stage.drive("listener")).status == "succeeded"
+
+
 LIVES = (
     Life(begin_everyday, {"die": ["ship"]}, killed=True),
     Life(end_everyday, {"hook": ["in_progress", "not_happened"]}),
@@ -301,4 +316,5 @@ LIVES = (
     Life(go_on_with_new_code, served=("talker_2", "thrifty")),
     Life(begin_long),
     Life(go_on_long),
+    Life(listen),
 )

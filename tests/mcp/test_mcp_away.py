@@ -13,7 +13,7 @@ from tests.mcp.test_mcp_calls import app_on
 from tests.mcp.warehouse import POLITE, RUDE, Warehouse
 from tests.unit.drive_tools import ManualClock, outline, perdure, run
 
-from perdure import Agent, NotReady, NotSent, Run, ToolFailed, agent, mcp
+from perdure import Agent, Call, NotReady, NotSent, Run, ToolFailed, agent, mcp
 from perdure.agents.mcp import stdio
 from perdure.agents.mcp.tools import McpServer
 from perdure.core.events import ToolCallFailed, ToolCallInDoubt
@@ -137,7 +137,7 @@ def test_a_server_whose_connection_is_just_ending_is_not_left_behind_when_it_is_
     async def main() -> list[BaseSubprocessTransport]:
         async with mcp([sys.executable, RUDE], name="rude", timeout=60) as server:
             await server.toolset()
-            live = await (await server._connections_here()).live()
+            live = await (await server._connections_here(Call.outside())).live()
             live.over.set()
             await asyncio.sleep(0.005)  # its keeper has begun to end the process, which takes longer than this
         return [one for one in gc.get_objects() if isinstance(one, BaseSubprocessTransport) and not one._closed]

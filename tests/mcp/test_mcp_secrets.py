@@ -13,14 +13,14 @@ from tests.mcp.test_mcp_calls import app_on
 from tests.mcp.warehouse import RUDE, rude_http
 from tests.unit.drive_tools import run
 
-from perdure import Run, ToolFailed, agent, mcp
+from perdure import NotReady, Perdure, Run, Secret, ToolFailed, agent, mcp
 from perdure.agents.mcp.errors import McpToolError, while_opening
 from perdure.agents.mcp.http import FaultKeeping, Faults
 from perdure.agents.mcp.secrets import redacted, secrets_of
 from perdure.agents.mcp.stdio import MAX_LINE_CHARS
 from perdure.agents.mcp.tool import value_of
 from perdure.agents.mcp.tools import McpServer
-from perdure.core.events import ToolCallFailed
+from perdure.core.events import ToolCallFailed, encode_body
 
 SECRET = "kT9-very-secret-7Qx"
 PART = SECRET[:5]
@@ -174,3 +174,36 @@ def test_secrets_are_found_in_every_way_they_may_be_written():
     assert (
         str(while_opening(ConnectionError("for hunter22"), "one", secrets)) == "no connection to server one: ConnectionError: for [hidden]"
     )
+
+
+def test_a_secret_in_the_environment_of_a_server_is_resolved_for_each_call_and_not_recorded(tmp_path, caplog):
+    values = [SECRET, SECRET, "another-" + SECRET]
+    server = mcp([sys.executable, RUDE], name="rude", env={"GIVEN": f"key {Secret('server')}"}, timeout=60)
+
+    @agent(version="1")
+    async def trying(run: Run) -> list[Any]:
+        return [await server.call("environment"), await server.call("environment")]
+
+    async def main() -> list[Any]:
+        async with Perdure("sqlite://", [trying], secrets=lambda name: values.pop(0) if len(values) > 1 else values[0]) as app:
+            found: list[Any] = await app.run(trying, id="r")
+            journal = b"".join(encode_body(event.body) for event in app.store.read("r"))
+            assert PART.encode() not in journal
+        await server.close()
+        return found
+
+    caplog.set_level(logging.INFO, "perdure")
+    found = [json.loads(one) if isinstance(one, str) else one for one in run(main())]
+    assert [one["GIVEN"] for one in found] == ["key <secret server>"] * 2
+    assert values == ["another-" + SECRET]
+    assert PART not in caplog.text
+
+
+def test_a_server_without_its_secret_is_not_started():
+    server = mcp([sys.executable, RUDE], name="rude", env={"GIVEN": Secret("absent")}, timeout=60)
+
+    async def main() -> None:
+        with pytest.raises(NotReady, match="set PERDURE_SECRET_ABSENT"):
+            await server.call("environment")
+
+    run(main())

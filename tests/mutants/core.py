@@ -4,7 +4,66 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_HEARD = "tests/unit/test_react_heard.py::test_"
+_KEPT = f"{_HEARD}a_call_that_was_approved_and_is_kept_begins_without_another_question[sqlite-yes, message]"
+HEARD = (
+    Mutant(
+        name="a_held_call_begins_when_it_is_approved",
+        guard="a call that its agent considers again does not begin when its approval is granted",
+        promise="G9",
+        file="core/run_core.py",
+        where="RunCore._consider",
+        old="        if call.held and wanted:\n            return",
+        new="        if False:\n            return",
+        red=_KEPT,
+        store="sqlite",
+    ),
+    Mutant(
+        name="the_next_worker_does_not_hold_a_call",
+        guard="a message that arrived while no worker held the run is considered before an approved call begins",
+        promise="G9",
+        file="core/run_core.py",
+        where="RunCore._rebuild",
+        old="            self._hold(number, hold.cause)\n        # The agent made",
+        new="            pass\n        # The agent made",
+        red=_KEPT,
+        store="sqlite",
+    ),
+    Mutant(
+        name="a_journal_may_begin_a_call_that_is_held",
+        guard="no journal is believed in which a call begins that its agent holds",
+        promise="G10",
+        file="core/state.py",
+        where="RunState._initiated",
+        old="        if call.holds and call.held:\n",
+        new="        if False:\n",
+        red="tests/unit/test_state.py::test_a_call_that_is_held_begins_only_after_it_was_kept",
+        says="Failed",
+    ),
+    Mutant(
+        name="a_run_that_goes_back_forgets_what_it_holds",
+        guard="a run that goes back to where its agent considered a call holds that call again",
+        promise="G9",
+        file="core/state.py",
+        where="RunState._reopen",
+        old="                call.holds = tuple(seq for seq in call.holds if seq <= body.back_to)\n",
+        new="                call.holds = ()\n",
+        red="tests/unit/test_state.py::test_a_run_that_goes_back_holds_what_was_held_there[5-True]",
+    ),
+    Mutant(
+        name="other_arguments_keep_an_approved_call",
+        guard="a call is kept only if the model wants the same tool with the same arguments",
+        promise="G9",
+        file="agents/react/agent.py",
+        where="_Talk.take_held",
+        old="            if (one.use.name, one.args) == (name, args):\n",
+        new="            if one.use.name == name:\n",
+        red=f"{_HEARD}a_no_that_comes_while_the_model_answers_is_told_and_no_person_is_asked_again[answer1]",
+        store="sqlite",
+    ),
+)
 CORE = (
+    *HEARD,
     Mutant(
         name="an_upload_that_comes_further_is_called_poison",
         guard="an attempt that came further than those before is progress: its run is no suspect any more",

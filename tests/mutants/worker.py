@@ -431,8 +431,7 @@ WORKER = (
         where="Renewer.__init__",
         old="self._proof_s = min(lease_s, store.cut_off_after_s)",
         new="self._proof_s = lease_s",
-        red="tests/postgres/test_late_answers.py::test_a_worker_whose_answer_comes_after_another_has_made_the_call_does_not_make_it"
-        "[in a transaction, within the lease]",
+        red="tests/unit/test_traps.py::test_T13_a_worker_counts_on_its_lease_only_while_no_other_may_have_seen_its_connection_end[postgres]",
         store="postgres",
     ),
     Mutant(
@@ -472,7 +471,7 @@ WORKER = (
         promise="T2",
         file="engine/local/isolation.py",
         where="Isolated._returned",
-        old='            return Returned(codec.canonical(result, f"what {self._what} returned"))',
+        old='            return Returned(self._redact(codec.canonical(result, f"what {self._what} returned")))',
         new="            return Returned(result)",
         red="tests/unit/test_isolated_liars.py::test_5000_digits_are_a_call_that_has_happened_and_not_a_stopped_run",
         store="sqlite",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 from tests.garbage import own_garbage
 from tests.unit.drive_tools import SETTINGS, ManualClock, local, outline, perdure, run, status_of, until
+from tests.unit.postgres_tools import cleared
+from tests.unit.store_tools import output, python
 
 from perdure import (
     Agent,
@@ -969,3 +972,41 @@ def test_a_child_that_was_given_up_is_told_while_its_parent_makes_calls_that_ans
     apps: list[Perdure] = []
     run(main())
     assert told[-1] is True
+
+
+# -- a child whose worker was killed --------------------------------------------------------------------------------------
+KILLED = """
+import asyncio, os, signal, sys
+from perdure import Perdure, Run, Settings, agent, tool
+
+@tool(effect="idempotent")
+async def put() -> str:
+    if sys.argv[2] == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done"
+
+@agent(version="1")
+async def child(run: Run) -> str:
+    return await put()
+
+@agent(version="1")
+async def parent(run: Run) -> str:
+    return await child()
+
+async def main() -> None:
+    async with Perdure(sys.argv[1], [parent, child], settings=Settings(park_after_s=0, lease_s=2)) as app:
+        print(await asyncio.wait_for(app.run(parent, id="r"), 60))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+def test_a_caller_that_waits_for_a_parked_run_takes_over_its_child_whose_worker_was_killed(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = cleared(request.getfixturevalue("postgres")) if store == "postgres" else f"sqlite:///{tmp_path / 'db'}"
+    dies = python(KILLED, url, "die")
+    dies.communicate()
+    assert dies.returncode == -signal.SIGKILL
+    assert output(python(KILLED, url, "live")) == "done"

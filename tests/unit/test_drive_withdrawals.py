@@ -70,7 +70,7 @@ def test_a_timeout_around_an_approval_withdraws_it_and_a_later_yes_is_a_conflict
             if restart:
                 assert (await driven(app)).status == "waiting"
             assert statuses(app) == ["withdrawn"]
-            with pytest.raises(Conflict, match="settled: withdrawn"):
+            with pytest.raises(Conflict, match=rf"approval {name} was withdrawn by the run at 20\S+Z; there is nothing to decide"):
                 await app.approve(name, by="ann")
             clock.advance(60)
             await driven(app)
@@ -245,6 +245,45 @@ def test_an_approved_call_that_waits_for_its_turn_can_still_be_given_up(give_up:
         ["consumed", "expired" if give_up == "expiry" else "withdrawn"],
     )
     assert made == [1]
+
+
+@pytest.mark.parametrize("kind", ASKS)
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+@pytest.mark.parametrize("order", ["message", "yes, message", "message, yes"])
+def test_an_agent_that_waits_for_a_message_too_withdraws_the_request_when_the_message_comes(
+    tmp_path: Path, request: pytest.FixtureRequest, database: str, kind: str, order: str
+) -> None:
+    """Of a tool call also after the yes: the call has not begun. The agent's own request is answered by a yes that comes first."""
+    wish = Wish(kind)
+    url = f"sqlite:///{tmp_path / 'db'}" if database == "sqlite" else str(request.getfixturevalue("postgres_url"))
+
+    @agent(version="1")
+    async def attentive(run: Run) -> Any:
+        asked = asyncio.ensure_future(wish.ask(run))
+        message = asyncio.ensure_future(run.receive("user"))
+        await asyncio.wait([asked, message], return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            return asked.result()
+        asked.cancel()
+        return message.result()
+
+    async def main() -> tuple[Any, list[str]]:
+        async with Perdure(url, [attentive], settings=SETTINGS, clock=ManualClock()) as app:
+            await app.start(attentive, id="r")
+            await driven(app)
+            name = the_one(app)
+            for what in order.split(", "):
+                await (app.approve(name, by="ann") if what == "yes" else app.signal("r", "user", "stop"))
+            while (await driven(app)).status != "succeeded":
+                await asyncio.sleep(0.005)
+            check_replay(app, attentive)
+            return await app.handle("r").result(), statuses(app)
+
+    result, after = run(main())
+    answered = kind != "tool" and order == "yes, message"
+    assert (result, after) == (([True, "approved", "ann", None, None], ["approved"]) if answered else ("stop", after))
+    assert answered or after in (["withdrawn"], ["approved"] if kind != "tool" and order == "message, yes" else ["withdrawn"])
+    assert wish.made == []
 
 
 def nudge(app: Perdure) -> None:

@@ -287,7 +287,7 @@ def test_an_unknown_commit_is_cleared_up_though_the_limit_is_one(url: str) -> No
     """The old connection is dead, and must not block the connection that looks the transaction up."""
     opened(url).close()
     with Proxy(url) as proxy:
-        database = PostgresDatabase(Connections(proxy.url(url), limit=1, answer_s=30.0))
+        database = PostgresDatabase(Connections(proxy.url(url), limit=1, answer_s=30.0), "public")
         proxy.rule(Cut("^COMMIT", "after"))
         began_s = time.monotonic()
         database.write(lambda cursor: cursor.change("make_lock", ("x",)), lambda cursor, _: cursor.one("take_lock", ("x",)) is not None)

@@ -121,9 +121,14 @@ def test_nothing_is_written_by_a_claim_that_takes_nothing(store: PostgresStore) 
     """Or every idle worker would have the disk flushed once a second."""
     with raw(store.url) as other:
         number = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
-        before = other.execute(number).fetchone()
-        assert store.claim("w", serving("a"), 9, T0) == []
-        assert other.execute(number).fetchone() == before
+
+        def claim_counts_up() -> bool:
+            before = other.execute(number).fetchone()
+            assert store.claim("w", serving("a"), 9, T0) == []
+            return other.execute(number).fetchone() != before
+
+        # The number is that of the whole server, which has transactions of its own now and then. A claim that writes counts it up always.
+        assert not all(claim_counts_up() for _ in range(20))
 
 
 @pytest.mark.parametrize("what", ["another line", "a limit", "a suspect", "a takeover"])

@@ -26,11 +26,12 @@ from perdure import Approval, Budget, Perdure, ReAct, Run, Settings, agent, tool
 from perdure.cli import cli
 from perdure.core import codec
 from perdure.core.events import Event, ModelCallInitiated, SignalReceived, ToolCallInitiated, ToolCallProposed
+from perdure.core.redaction import Rules
 from perdure.core.state import RunState
 from perdure.errors import InvalidInput
 from perdure.inspect.export import export_run, load, verdicts
 from perdure.inspect.prompt import request_of_call
-from perdure.inspect.redact import MARKER, Redactor, Rules, read_rules
+from perdure.inspect.redact import MARKER, Redactor, read_rules
 from perdure.inspect.verify import verify_run
 from perdure.inspect.view import loader, read_run
 from perdure.models import Answer, Scripted, ToolUse

@@ -18,12 +18,13 @@ from tests.servers.postgres import Server
 from tests.unit.drive_tools import SETTINGS, ManualClock, run, until
 from tests.unit.postgres_tools import empty
 
-from perdure import Agent, Conflict, Cron, Every, InvalidInput, NotFound, Perdure, Run, Schedule, Tick, agent
+from perdure import Agent, Conflict, Cron, Every, InvalidInput, NotFound, Perdure, Plan, ReAct, Run, Schedule, Step, Tick, agent, tool
 from perdure.core.events import CancelRequested, RunCreated
 from perdure.core.schedule import AnyScheduleBody, ScheduleSet, TicksSkipped, TickStarted, decode_schedule_body
 from perdure.inspect.audit import AuditFilter
 from perdure.inspect.schedules import ScheduleLines, check_schedules, schedule_problems
 from perdure.inspect.why.page import why
+from perdure.models import Answer, Scripted
 from perdure.store.api import Store
 from perdure.store.open import open_store
 from perdure.store.transfer import Copying
@@ -94,6 +95,79 @@ async def looked(app: Perdure, clock: ManualClock) -> None:
 
 
 RUN_1, RUN_2, RUN_3 = (f"report@2026-11-17T06:0{minute}:00Z" for minute in (1, 2, 3))
+
+
+def test_the_ticks_that_a_worker_handles_are_counted(url):
+    async def main() -> None:
+        clock = clock_at()
+        async with working(url, clock, reporter(Schedule(Every(minutes=1), input={"wait": True}))) as app:
+            await until(lambda: app.store.schedule("report") is not None)
+            counted: Any = app._engine
+            counted = counted._worker.counts.ticks.values
+            clock.advance(30)
+            await until(lambda: counted.get(("report", "started")) == 1)
+            clock.advance(180)  # three ticks, and the run before has not ended
+            await until(lambda: counted.get(("report", "skipped")) == 3)
+            await app.signal(RUN_1, "go")
+            await until(lambda: status(app, RUN_1) == "succeeded")
+            clock.advance(180)
+            await until(lambda: counted.get(("report", "started")) == 2)
+            assert counted == {("report", "started"): 2, ("report", "skipped"): 3, ("report", "missed"): 2}
+
+    run(main())
+
+
+def test_the_runs_of_a_schedule_have_its_labels(url):
+    async def main() -> None:
+        clock = clock_at()
+        code = reporter(Schedule(Every(minutes=1), labels={"team": "sales"}))
+        async with working(url, clock, code) as app:
+            await until(lambda: app.store.schedule("report") is not None)
+            assert (await app.schedules.get("report")).labels == {"team": "sales"}
+            clock.advance(30)
+            await until(lambda: status(app, RUN_1) == "succeeded")
+            assert [info.id for info in await app.list(where="label.team:sales")] == [RUN_1]
+            await app.schedule(code, Schedule(Every(minutes=1), labels={"team": "support"}))
+            await app.schedules.start_now("report", by="ann")
+            assert len(await app.list(where="label.team:support")) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("labels", [{"team": ""}, {"": "x"}, {str(number): "x" for number in range(33)}, ["x"]])
+def test_labels_that_a_run_could_not_have_are_refused_at_the_declaration(labels):
+    with pytest.raises(InvalidInput, match="labels="):
+        Schedule(Every(minutes=1), labels=labels)
+
+
+@pytest.mark.parametrize("kind", ["ReAct", "Plan", "Plan.from_model"])
+def test_agents_that_are_built_from_parts_declare_schedules_too(url, kind):
+    declared = Schedule(Every(minutes=1), id="report", input={"prompt": "go"} if kind == "ReAct" else None)
+
+    @tool(effect="read")
+    async def look() -> str:
+        return "seen"
+
+    def built() -> Agent[Any, Any]:
+        if kind == "ReAct":
+            return ReAct("built", model=Scripted(["done"]), schedule=declared)
+        if kind == "Plan":
+            return Plan("built", [Step("look", look)], schedule=declared)
+        plan = Answer('{"steps": [{"name": "look", "tool": "look"}]}')
+        return Plan.from_model(Scripted([plan]), [look], goal="look", name="built", schedule=declared)
+
+    async def main() -> None:
+        clock = clock_at()
+        async with working(url, clock, built()) as app:
+            await until(lambda: app.store.schedule("report") is not None)
+            clock.advance(30)
+            await until(lambda: status(app, RUN_1) in ("succeeded", "failed"))
+            assert (await app.handle(RUN_1).info()).agent == "built"
+
+    run(main())
+    if kind == "ReAct":
+        with pytest.raises(InvalidInput, match="prompt"):
+            ReAct("built", model=Scripted(["done"]), schedule=Every(minutes=1))
 
 
 def test_a_worker_registers_the_schedule_of_its_code_and_starts_its_ticks(url):

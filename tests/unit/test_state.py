@@ -15,6 +15,8 @@ from perdure.core.events import (
     ApprovalRequested,
     ApprovalWithdrawn,
     AttentionNeeded,
+    CallHeld,
+    CallKept,
     CancelRequested,
     Effect,
     Event,
@@ -25,6 +27,7 @@ from perdure.core.events import (
     RunCreated,
     RunFailed,
     RunReleased,
+    RunReopened,
     RunRequeued,
     RunSucceeded,
     StatusReported,
@@ -302,6 +305,37 @@ def test_folding_event_by_event_is_folding_the_whole() -> None:
 
 def vars_of(state: RunState) -> dict[str, Any]:
     return {**structs.asdict(state), "calls": {number: repr(call) for number, call in state.calls.items()}, "open": sorted(state.open)}
+
+
+ASKED: list[AnyBody | tuple[int, AnyBody]] = [(1, PROPOSED), (1, MOVES["asked"])]  # events 3 and 4
+
+
+def test_a_call_that_is_held_begins_only_after_it_was_kept() -> None:
+    begins = (1, ToolCallInitiated("pay", "keyed", "k", digest="d", approval="ap-1"))
+    for approved in ([], [(1, MOVES["granted"])]):
+        held = [*ASKED, *approved, (1, CallHeld())]
+        assert fold(journal(*held)).calls[1].held
+        if approved:
+            with pytest.raises(StoreCorrupt, match="begins call 1, which its agent holds"):
+                fold(journal(*held, begins))
+            assert fold(journal(*held, CallKept(1), begins)).calls[1].phase == "started"
+        assert not fold(journal(*held, CallKept(1))).calls[1].held
+        with pytest.raises(StoreCorrupt, match="cannot follow"):
+            fold(journal(*held, (1, CallHeld())))
+        assert fold(journal(*held, CallKept(1), (1, CallHeld()))).calls[1].held
+
+
+@pytest.mark.parametrize("phase", ["started", "in_doubt", "idle", "completed", "failed"])
+def test_a_call_that_has_begun_or_ended_cannot_be_held(phase: Phase) -> None:
+    state = in_phase(phase)
+    with pytest.raises(StoreCorrupt, match=f"call 1 is {phase}"):
+        state.apply(Event(state.seq + 1, "0" * 32, 9_999, 1, 1, state.seq, CallHeld()))
+
+
+@pytest.mark.parametrize(("back_to", "held"), [(4, False), (5, True), (6, False), (7, True), (8, False)])
+def test_a_run_that_goes_back_holds_what_was_held_there(back_to: int, held: bool) -> None:
+    considered = [*ASKED, (1, CallHeld()), CallKept(1), (1, CallHeld()), CallKept(1), RunFailed(BROKEN)]
+    assert fold(journal(*considered, RunReopened("ann", back_to))).calls[1].held is held
 
 
 def test_folding_is_linear() -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -44,6 +45,7 @@ from perdure.core import codec
 from perdure.core.events import Event, RunClaimed, ToolCallFailed, ToolCallInitiated
 from perdure.core.identity import CallKeys
 from perdure.engine.clock import Clock
+from perdure.engine.local import leases
 from perdure.engine.local.leases import Renewer, Watchdog
 from perdure.errors import StoreUnavailable
 from perdure.store.api import Store
@@ -516,6 +518,21 @@ def test_T13_the_leases_of_a_worker_whose_loop_was_closed_run_out(caplog: pytest
     renewer._thread.join(timeout=60)
     assert not renewer._thread.is_alive()
     assert "its leases are no longer renewed" in caplog.text
+    store.close()
+
+
+def test_T13_a_worker_counts_on_its_lease_only_while_no_other_may_have_seen_its_connection_end(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    store, loop = open_store(where), asyncio.new_event_loop()
+    renewer = Renewer(store, "w", ManualClock(77), 600.0, Watchdog(loop, lambda: "nothing"))  # not started: no beat comes
+    begun_s, _ = renewer._held
+    proof_s = min(600.0, store.cut_off_after_s)
+    assert proof_s == 600.0 or where.startswith("postgresql:"), "no other process sees the end of a connection to a file"
+    for after_s, holds in ((0.0, True), (proof_s - 0.01, True), (proof_s + 0.01, False)):
+        monkeypatch.setattr(leases, "time", SimpleNamespace(monotonic=lambda at_s=begun_s + after_s: at_s))
+        assert renewer.has_held_since(begun_s) is holds, after_s
+    loop.close()
     store.close()
 
 

@@ -68,7 +68,8 @@ async def _decide(app: Perdure, given: str, say: Decide, who: dict[str, Any], se
         if found is None or found.standing.status == "pending":
             raise
         said = f"{settled(app.reading, found, common.now_us())}{noted(found)}"
-        raise Conflict(f"approval {asked.approval} was {said}; one decision counts") from None
+        left = "there is nothing to decide any more" if found.standing.status == "withdrawn" else "one decision counts"
+        raise Conflict(f"approval {asked.approval} was {said}; {left}") from None
     except NotPermitted as error:
         deciders = asked.standing.request.by
         if is_among(deciders, who["by"], who["roles"], settings):

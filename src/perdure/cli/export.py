@@ -15,10 +15,11 @@ import click
 from perdure import shell
 from perdure.cli import common
 from perdure.cli.target import Target, load_target, recorded_target, with_children
+from perdure.core.redaction import MIN_CHARS, MIN_DIGITS
 from perdure.errors import InvalidInput, UnknownAgent
 from perdure.inspect.export import Exported, export_run
 from perdure.inspect.newfile import new_file, require_new
-from perdure.inspect.redact import MIN_CHARS, MIN_DIGITS, read_rules
+from perdure.inspect.redact import read_rules
 from perdure.inspect.text import plural
 from perdure.inspect.view import require
 from perdure.testing.regression import check_places, source_of_test

@@ -22,7 +22,7 @@ from perdure.inspect.text import clip, clock, moment, plural, progress_words, sp
 from perdure.inspect.view import failure_record
 from perdure.inspect.workers import Crew, Lag, WorkerView, crew, deaths_words, name_of, suspect_words, waits_as_suspect
 from perdure.settings import Settings
-from perdure.store.api import Current, ProgressRow, RunRow, Status, WorkerRow
+from perdure.store.api import FINISHED, Current, RunRow, Status, WorkerRow
 
 _PAGE = 500  # of how many runs the beginning is read at once
 
@@ -133,8 +133,9 @@ def command(
         shown = [row for _, row in found[:limit]]
         run_ids = [row.run_id for row in shown]
         forks = _forks(store, shown)
-        reported = {} if as_json else _reported(store, shown)
-        current, labels = (store.current(run_ids), store.labels(run_ids)) if as_json else ({}, {})
+        # Without --json, only the runs that have not ended say what they do.
+        current = store.current(run_ids if as_json else [row.run_id for row in shown if row.status not in FINISHED])
+        labels = store.labels(run_ids) if as_json else {}
     if as_json:
         for cursor, row in found[:limit]:
             beside = {"fork_of": forks.get(row.run_id), "labels": labels[row.run_id], "cursor": cursor}
@@ -145,7 +146,7 @@ def command(
         common.note("no runs" + (" that match" if narrowed else " after that one" if after is not None else how))
         return
     headers = ("run", "status", "agent", "waiting for / error", "events", "age", "worker")
-    common.table(headers, [_cells(row, workers, groups, now, stuck, reported.get(row.run_id, ()), forks) for row in shown])
+    common.table(headers, [_cells(row, workers, groups, now, stuck, current.get(row.run_id), forks) for row in shown])
     if len(found) > limit:
         given = (
             ("--status", status),
@@ -197,25 +198,20 @@ def _forks(store: Reading, rows: Sequence[RunRow]) -> dict[str, str]:
     return found
 
 
-def _reported(store: Reading, rows: Sequence[RunRow]) -> dict[str, list[ProgressRow]]:
-    """The stored progress of the calls of these runs, for runs that a worker holds."""
-    found: dict[str, list[ProgressRow]] = {}
-    for one in store.progress([row.run_id for row in rows if row.holder is not None]):
-        found.setdefault(one.run_id, []).append(one)
-    return found
-
-
 def _cells(
     row: RunRow,
     workers: Sequence[WorkerRow],
     groups: Mapping[str, Group],
     now: int,
     stuck: bool,
-    reported: Sequence[ProgressRow],
+    current: Current | None,
     forks: Mapping[str, str],
 ) -> tuple[str, ...]:
     fork = f"live fork of {forks[row.run_id]}" if row.specimen is None and row.run_id in forks else ""
-    said = [f"call {one.call}: {progress_words(one.progress, 60)}" for one in reported[:2]]
+    said = [] if current is None or current.said is None else [f"“{clip(current.said, 60)}”"]
+    if current is not None:
+        reported = [one for one in current.running if one.progress is not None]
+        said += [f"call {one.call}: {progress_words(one.progress or b'', 60)}" for one in reported[:2]]
     return (
         row.run_id,
         row.status,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
@@ -179,7 +180,8 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
     agent, recorded = wanted.target
     async with Perdure(agents=with_children([agent]), settings=settings) as app:
         not_before = None if wanted.not_before is None else utc(wanted.not_before)
-        handle = await app.start_encoded(agent, wanted.encoded_input, target=recorded, not_before=not_before, **wanted.options)
+        options = {**wanted.options, "trace": os.environ}  # TRACEPARENT and TRACESTATE, as OpenTelemetry names them
+        handle = await app.start_encoded(agent, wanted.encoded_input, target=recorded, not_before=not_before, **options)
         row = await handle.row()
         if detach:
             _started(row, resume_command(app.reading, row, settings.url, url), common.now_at(app.reading), as_json)

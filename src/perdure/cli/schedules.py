@@ -20,7 +20,7 @@ from perdure.core.times import iso, micros_of
 from perdure.engine.schedules import state_of
 from perdure.errors import InvalidInput
 from perdure.inspect.schedules import event_of, event_record, event_words
-from perdure.inspect.text import moment
+from perdure.inspect.text import labels_words, moment
 from perdure.schedule import Cron, Every, Schedule
 from perdure.scheduling import ScheduleInfo, TickTime, next_ticks, no_such_schedule, schedule_info
 
@@ -131,6 +131,8 @@ def show(schedule_id: str, limit: int, url: str | None, as_json: bool) -> None:
         return
     common.out(common.clean(f"schedule {info.id}: {info.status}, {info.when}, agent {info.agent}"))
     common.out(common.clean(f"  input {common.to_json(info.input)}; overlap {info.overlap}, missed {info.missed}, queue {info.queue}"))
+    if info.labels:
+        common.out(common.clean(f"  labels of its runs: {labels_words(info.labels)}"))
     common.out(common.clean(f"  next tick {_at(info.next_tick, now)}; last run {info.last_run or '–'}"))
     for one in events:
         common.out(common.clean(f"{one.seq:>5}  {moment(iso(one.ts), now)}  {event_words(one.body)}"))
@@ -205,6 +207,7 @@ def _tick_cells(one: TickTime) -> tuple[str, str, str]:
 @click.option("--tenant", default="default", show_default=True)
 @click.option("--budget-usd", metavar="X", help="Dollars that each run and its children may spend together.")
 @click.option("--on-exceed", type=click.Choice(get_args(OnExceed)), help="With --budget-usd, when the budget is used up: pause, or fail.")
+@common.label_option
 @click.option("--replace", is_flag=True, help="Change the schedule if there is one with this id.")
 @by_option("Who adds it.")
 @common.url_option
@@ -227,6 +230,7 @@ def add(
     tenant: str,
     budget_usd: str | None,
     on_exceed: OnExceed | None,
+    labels: tuple[str, ...],
     replace: bool,
     by: str | None,
     url: str | None,
@@ -241,7 +245,7 @@ def add(
     if declared:
         if agent is None or agent.scheduled is None:
             raise InvalidInput(f"--declared: {target} declares no schedule; name FILE.py:NAME of an agent with @agent(schedule=…)")
-        if pairs or input_text is not None or cron is not None or every is not None or schedule_id is not None:
+        if pairs or labels or input_text is not None or cron is not None or every is not None or schedule_id is not None:
             raise InvalidInput("--declared takes everything from the code: leave out the other options")
         name, spec = agent.scheduled
     else:
@@ -259,6 +263,7 @@ def add(
             priority=priority,
             tenant=tenant,
             budget=budget_of(None, budget_usd, on_exceed),
+            labels=common.labels_of(labels),
         )
         spec = schedule.spec(target) if agent is None else agent.spec_of(schedule)
         name = schedule_id or spec.agent

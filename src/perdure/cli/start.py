@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any, get_args
 
 import click
@@ -79,7 +80,8 @@ async def _start(settings: Settings, agent: str, arguments: dict[str, Any], opti
     from perdure.app import Perdure, named_input
 
     async with Perdure(settings=settings) as app:
-        handle = await app.start_encoded(agent, named_input(agent, (), arguments), **options)
+        trace = os.environ  # TRACEPARENT and TRACESTATE, as OpenTelemetry names them
+        handle = await app.start_encoded(agent, named_input(agent, (), arguments), trace=trace, **options)
         row = await handle.row()
     if as_json:
         common.out_json({"run_id": row.run_id, "status": row.status, "output": None, "error": None})

@@ -24,7 +24,7 @@ def settled(store: Reading, row: ApprovalRow, now: int) -> str:
     """The outcome of a settled approval: who decided, when, and with which edited values."""
     standing = row.standing
     what = "approved" if standing.status == "consumed" else standing.status
-    by = f" by {standing.settled_by}" if standing.settled_by else ""
+    by = f" by {standing.settled_by}" if standing.settled_by else " by the run" if standing.status == "withdrawn" else ""
     at = f" at {clock(row.settled_at, now)}" if row.settled_at is not None else ""
     then = ", and its call has been started" if standing.status == "consumed" else ""
     return f"{what}{by}{at}{edited(store, row)}{then}"

@@ -34,6 +34,7 @@ from perdure.core.events import (
     OnExpiry,
 )
 from perdure.core.invisible import all_printable, without_invisible
+from perdure.core.times import iso
 from perdure.errors import Conflict, InvalidInput, NotPermitted
 
 Outcome = Literal["approved", "rejected", "expired", "withdrawn"]
@@ -224,6 +225,7 @@ class ApprovalFacts(Struct, frozen=True, gc=False):
     requester: str | None = None  # the person for whom the run acts
     input: bytes | None = None  # the input as the run requested it
     schema: bytes | None = None  # JSON Schema of the editable fields, if the request has one
+    settled_at: int | None = None  # when the approval was settled; None: it is pending
 
 
 def judge(standing: Standing, facts: ApprovalFacts, judgement: Judgement, now: int) -> Ruling:
@@ -242,7 +244,7 @@ def judge(standing: Standing, facts: ApprovalFacts, judgement: Judgement, now: i
 def judge_vote(standing: Standing, facts: ApprovalFacts, vote: Vote, now: int) -> Ruling:
     """The result of a vote. Conflict: too late. NotPermitted: the voter may not decide. InvalidInput: a wrong edit."""
     request = standing.request
-    _check_pending(standing, now)
+    _check_pending(standing, facts.settled_at, now)
     _check_permitted(request, vote, facts.requester)
     if vote.digest is not None and vote.digest != request.digest:
         raise Conflict(
@@ -360,8 +362,11 @@ def _is_same(one: str, other: str) -> bool:
     return _compared(one) == _compared(other)
 
 
-def _check_pending(standing: Standing, now: int) -> None:
+def _check_pending(standing: Standing, settled_at: int | None, now: int) -> None:
     request = standing.request
+    if standing.status == "withdrawn":
+        at = "" if settled_at is None else f" at {iso(settled_at)}"
+        raise Conflict(f"approval {request.approval} was withdrawn by the run{at}; there is nothing to decide any more")
     if standing.status != "pending":
         by = f" by {standing.settled_by}" if standing.settled_by else ""
         raise Conflict(f"approval {request.approval} has been settled: {standing.status}{by}; one decision counts")

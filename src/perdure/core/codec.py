@@ -311,6 +311,7 @@ def _converted(value: Any, where: str) -> Any:
     hint = {
         "bytes": "; write it as text (base64), or save it as an artifact: call.save(…)",
         "Pending": "; await it, or call its wait() in a sync tool",
+        "Secret": "; a secret is a whole argument of a tool or an agent, for a parameter with the annotation Secret",
         "set": "; sort it into a list, since a set has no order",
         "frozenset": "; sort it into a list, since a set has no order",
         "coroutine": "; was an await forgotten?",

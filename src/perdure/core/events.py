@@ -84,6 +84,13 @@ class Limits(Struct, frozen=True, gc=False, omit_defaults=True):
     on_exceed: OnExceed = "pause"
 
 
+class TraceContext(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Which trace of OpenTelemetry something belongs to, and below which span: the two headers of W3C Trace Context."""
+
+    parent: str  # traceparent
+    state: str = ""  # tracestate
+
+
 class Body(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type"):
     """Base class of all bodies."""
 
@@ -118,6 +125,7 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     # Only of a run that a schedule has started: the schedule's id, and the tick (µs since 1970).
     schedule: str | None = None
     tick: int | None = None
+    trace: TraceContext | None = None  # of the program that started the run; of a child: below the span of its parent
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):
@@ -312,6 +320,19 @@ class ApprovalWithdrawn(Body, frozen=True, tag="approval_withdrawn"):
     approval: str
 
 
+class CallHeld(Body, frozen=True, tag="call_held"):
+    """The agent considers again whether it wants this call, which needs an approval and has not begun.
+
+    Until `call_kept`, no attempt of the call begins, even if the approval is granted.
+    """
+
+
+class CallKept(Body, frozen=True, tag="call_kept"):
+    """The agent still wants the call that is held: it begins as soon as its approval is granted."""
+
+    number: int
+
+
 class SignalReceived(Body, frozen=True, tag="signal_received"):
     topic: str
     payload: Payload
@@ -333,6 +354,7 @@ class ChildStarted(Body, frozen=True, tag="child_started"):
     key_scheme: int = 1  # the child's key scheme
     key_namespace: str = ""
     rehearsed: bool = False  # the run is a rehearsal: no child was started, and there is no run with this id
+    trace: TraceContext | None = None  # as in RunCreated: for the child
 
 
 class ChildFinished(Body, frozen=True, tag="child_finished"):
@@ -634,6 +656,8 @@ AnyBody = (
     | ApprovalEscalated
     | ApprovalExpired
     | ApprovalWithdrawn
+    | CallHeld
+    | CallKept
     | SignalReceived
     | ChildStarted
     | ChildFinished

@@ -11,7 +11,7 @@ import asyncio
 import errno
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,6 +20,8 @@ import msgspec
 from perdure.core.codec import parse
 from perdure.core.events import Failure, FailureKind
 from perdure.errors import ArtifactNotSaved, Fatal, InvalidInput, NotReady, NotSent, PerdureError, RetryLater
+
+Scrub = Callable[[str], str]
 
 IN_DOUBT_KINDS: frozenset[FailureKind] = frozenset(("timeout", "reset", "server_error", "not_saved", "process_died", "cancelled"))
 # These failures prove that nothing happened, so every effect class allows another attempt. `refused` proves nothing,
@@ -82,20 +84,25 @@ _WEIGHT: tuple[FailureKind, ...] = (
 )
 
 
-def describe(error: BaseException, now: datetime | None = None) -> Failure:
+def _unchanged(text: str) -> str:
+    return text
+
+
+def describe(error: BaseException, now: datetime | None = None, scrub: Scrub = _unchanged) -> Failure:
     """The failure as it is recorded.
 
-    `now` is used only if Retry-After is a date and the Date header is missing.
+    `now` is used only if Retry-After is a date and the Date header is missing. `scrub` removes secrets from texts. It
+    gets each text before the text is cut: a part of a secret must not be left at the end.
     """
     kind, retry_after_s = _classify(error, now, _CHAIN)
     bases = type(error).__mro__[1:]
     return Failure(
         kind=kind,
-        type=clean(type(error).__name__, _NAME_CHARS),
-        message=_message(error, _CHAIN),
-        lineage=tuple(clean(base.__name__, _NAME_CHARS) for base in bases if base not in (BaseException, object))[:_BASES],
+        type=clean(scrub(type(error).__name__), _NAME_CHARS),
+        message=_message(error, _CHAIN, scrub),
+        lineage=tuple(clean(scrub(base.__name__), _NAME_CHARS) for base in bases if base not in (BaseException, object))[:_BASES],
         retry_after_s=retry_after_s,
-        traceback=_traceback(error),
+        traceback=_traceback(error, scrub),
     )
 
 
@@ -265,12 +272,12 @@ def _attribute(holder: Any, name: str) -> Any:
         return None
 
 
-def _message(error: BaseException, depth: int) -> str:
+def _message(error: BaseException, depth: int, scrub: Scrub) -> str:
     text = _text(error)
     if isinstance(error, BaseExceptionGroup) and depth:
-        inside = "; ".join(f"{type(member).__name__}: {_message(member, depth - 1)}" for member in error.exceptions[:10])
+        inside = "; ".join(f"{type(member).__name__}: {_message(member, depth - 1, scrub)}" for member in error.exceptions[:10])
         text = f"{text}: {inside}"
-    return clean(text, MAX_MESSAGE_CHARS)
+    return clean(scrub(text), MAX_MESSAGE_CHARS)
 
 
 def _text(error: BaseException) -> str:
@@ -287,7 +294,7 @@ def clean(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _traceback(error: BaseException) -> str | None:
+def _traceback(error: BaseException, scrub: Scrub) -> str | None:
     """The innermost frames, without source lines: the source files on disk may have changed since they were loaded.
 
     If all these frames belong to libraries, the innermost frame of the user's own code replaces the first of them.
@@ -304,7 +311,7 @@ def _traceback(error: BaseException) -> str | None:
         frames[0] = own
     if not own and isinstance(error, PerdureError):
         return None  # perdure itself refuses something: its message says all, and its own lines say nothing more
-    return clean("\n".join(frames), MAX_TRACEBACK_CHARS) if frames else None
+    return clean(scrub("\n".join(frames)), MAX_TRACEBACK_CHARS) if frames else None
 
 
 def _is_library(file: str) -> bool:

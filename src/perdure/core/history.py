@@ -45,6 +45,8 @@ from perdure.core.events import (
     ApprovalWithdrawn,
     BudgetRaised,
     CallAnswered,
+    CallHeld,
+    CallKept,
     CallRequestedAgain,
     CancelRequested,
     CheckpointTaken,
@@ -89,6 +91,7 @@ _STATED = frozenset(
         ToolCallProposed,
         ChildStarted,
         CallRequestedAgain,
+        CallKept,
         CheckpointTaken,
         RunSucceeded,
         RunFailed,
@@ -111,11 +114,12 @@ WAKES = frozenset(
             CancelRequested,
             OutcomeReused,
             CallAnswered,
+            CallHeld,
         ),
         *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
     )
 )
-_ENDS_WAIT = WAKES - {TimerFired, SignalReceived, CancelRequested, OutcomeReused}
+_ENDS_WAIT = WAKES - {TimerFired, SignalReceived, CancelRequested, OutcomeReused, CallHeld}
 
 
 def is_stated(event: Event) -> bool:

@@ -108,6 +108,11 @@ def jitter(key: str, attempt: int) -> float:
     return int(_hash("perdure-jitter-1", key, str(attempt))[:8], 16) / 2**32
 
 
+def derived(*parts: str) -> str:
+    """64 hexadecimal digits that follow from these parts: ids of traces and spans are made of them."""
+    return _hash(*parts)
+
+
 def check_id(value: str, what: str) -> str:
     """The id itself. Raises InvalidInput if the id is not valid."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_CHARS or not _ID.match(value):

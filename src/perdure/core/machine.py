@@ -29,7 +29,7 @@ from perdure.core.agent_loop import NO_LIFE, AgentLoop, AgentTask, Timer
 from perdure.core.approval import Approval, Decision, Outcome
 from perdure.core.codec import Payload
 from perdure.core.compat import running_loop, set_current_task, set_running_loop, task_to_leave
-from perdure.core.events import OF_MODEL, AnyBody, Event, Failure, LabelsChanged, OpenTimer, PatchMarked
+from perdure.core.events import OF_MODEL, AnyBody, CallKept, Event, Failure, LabelsChanged, OpenTimer, PatchMarked
 from perdure.core.failures import describe
 from perdure.core.history import Earlier, Superseded, add_outcome, ends_wait
 from perdure.core.labels import check_number, with_labels
@@ -99,6 +99,12 @@ class Abandon(Struct, frozen=True, gc=False):
     stop: bool = True  # False: do not stop an attempt under way, even if the effect class allows that
 
 
+class Hold(Struct, frozen=True, gc=False):
+    """The agent considers again whether it wants this call: it must not begin, if it needs an approval and has not begun."""
+
+    number: int
+
+
 class Record(Struct, frozen=True, gc=False):
     """A fact that the agent itself states: a thought, a decision, a status."""
 
@@ -129,7 +135,7 @@ class TakeCheckpoint(Struct, frozen=True, gc=False):
 
 
 Asked = CallTool | AskApproval | StartChild
-Command = Asked | Abandon | Record | TakeCheckpoint | Finish
+Command = Asked | Abandon | Hold | Record | TakeCheckpoint | Finish
 
 
 class Inheritance(Struct, frozen=True):
@@ -186,7 +192,13 @@ class CancelAsked(Struct, frozen=True, gc=False):
     pass
 
 
-Completion = CallCompleted | CallFailed | ApprovalSettled | ChildEnded | SignalArrived | TimerDue | CancelAsked
+class HoldTaken(Struct, frozen=True, gc=False):
+    """The call has not begun, and does not begin before the agent has recorded that it keeps the call."""
+
+    number: int
+
+
+Completion = CallCompleted | CallFailed | ApprovalSettled | ChildEnded | SignalArrived | TimerDue | CancelAsked | HoldTaken
 
 
 class MachineClosed(BaseException):
@@ -214,6 +226,13 @@ class Standstill(NamedTuple):
     topics: dict[int, str]  # future → the topic of the signal that the future waits for
     timers: list[Timer]
     unread: dict[str, int]  # topic → how many signals have arrived and were not received
+
+
+class WantedHold(NamedTuple):
+    """A call that the agent wants to hold, and that is not held yet."""
+
+    cause: int  # the seq of the event after which the agent wants it
+    taken: asyncio.Future[None]
 
 
 class _Open(Struct):
@@ -257,6 +276,8 @@ class Machine:
         self._children: dict[tuple[str, str], Any] = {}  # agents of the children so far, by name and version
         self._buffered: dict[str, deque[Any]] = {}  # signals that the agent has not received yet, by topic
         self._listening: dict[str, deque[asyncio.Future[Any]]] = {}
+        self._watching: dict[str, list[asyncio.Future[None]]] = {}  # those who wait for a signal, and leave it to `receive`
+        self.holds: dict[int, WantedHold] = {}
         # A replay sets both: the patches (`patched`) that this run has recorded, and whether more recorded events
         # follow.
         self.patches: frozenset[str] = frozenset()
@@ -276,6 +297,7 @@ class Machine:
         self._woken = False  # something has happened in this life: it was woken, or it has received a signal
         self._taking: tuple[bytes, asyncio.Task[Any] | None] | None = None  # (state, task) of `checkpoint`
         self.left = False  # the agent has taken a checkpoint: this life is over
+        self.trace_id: str | None = None  # for log records of the agent
 
     # -- for the run core and replay ----------------------------------------------------------------------------------
     def start(self, now: int) -> list[Command]:
@@ -416,6 +438,10 @@ class Machine:
                     assert self._main is not None
                     self.cancel_asked = True
                     self._main.cancel()
+            case HoldTaken(number):
+                hold = self.holds.pop(number, None)
+                if hold is not None and not hold.taken.done():
+                    hold.taken.set_result(None)
             case _:
                 raise AssertionError(completion)
 
@@ -479,7 +505,7 @@ class Machine:
             self._end_one(partial(stray.aclose().send, None), interrupts)
         left = bool(self._open or self._commands or self._main or self._main_factory)
         self._main = self._main_factory = None
-        for held in (self._open, self._commands, self._buffered, self._listening):
+        for held in (self._open, self._commands, self._buffered, self._listening, self._watching, self.holds):
             held.clear()
         return self._loop.empty() or left
 
@@ -508,7 +534,7 @@ class Machine:
             self._main,
             [task for task in self._loop.tasks.values() if task is not self._main],
             {id(opened.future): number for number, opened in self._open.items()},
-            {id(signal): topic for topic, waiting in self._listening.items() for signal in waiting},
+            {id(signal): topic for heard in (self._listening, self._watching) for topic, waiting in heard.items() for signal in waiting},
             list(self._loop.timers.values()),
             {topic: len(signals) for topic, signals in self._buffered.items() if signals},
         )
@@ -569,6 +595,24 @@ class Machine:
         """
         if number in self._open:
             self._commands.append(Abandon(number, stop=False))
+
+    def hold(self, number: int) -> asyncio.Future[None]:
+        """Let this call not begin, until the agent has recorded that it keeps the call (`CallKept`).
+
+        The future is done when the call is held. Only a call that needs an approval and has not begun can be held: the
+        future of any other call is never done, and the call ends.
+        """
+        hold = self.holds[number] = WantedHold(self.cause, self._loop.create_future())
+        self._commands.append(Hold(number))
+        return hold.taken
+
+    def keep(self, number: int) -> None:
+        """Record that the agent still wants the call that is held."""
+        self.record(CallKept(number))
+
+    def arguments(self, number: int) -> bytes:
+        """The arguments of a call that has not ended."""
+        return self._open[number].input
 
     @property
     def is_live(self) -> bool:
@@ -642,6 +686,15 @@ class Machine:
             if signal in listening:
                 listening.remove(signal)
 
+    def arrival(self, topic: str) -> asyncio.Future[None]:
+        """A future that is done when a signal on this topic has arrived and was not received yet. It stays to be received."""
+        arrived: asyncio.Future[None] = self._loop.create_future()
+        if self._buffered.get(topic):
+            arrived.set_result(None)
+        else:
+            self._watching[topic] = [*(one for one in self._watching.get(topic, ()) if not one.done()), arrived]
+        return arrived
+
     def patched(self, name: str) -> bool:
         """Does this run use the new code of a code change?
 
@@ -659,7 +712,7 @@ class Machine:
     @property
     def topics(self) -> list[str]:
         """The topics of the signals for which the agent waits."""
-        return [topic for topic, waiting in self._listening.items() if waiting]
+        return [topic for topic, waiting in self._listening.items() if waiting]  # `arrival` never waits alone
 
     def record(self, body: AnyBody) -> None:
         """Add a `Record` command: the event is to be recorded in the journal."""
@@ -745,11 +798,16 @@ class Machine:
                 signal.set_result(payload)
                 return
         self._buffered.setdefault(topic, deque()).append(payload)
+        for arrived in self._watching.pop(topic, ()):
+            if not arrived.done():
+                arrived.set_result(None)
 
     def _close(self, number: int) -> _Open:
         opened = self._open.pop(number, None)
         if opened is None:
             raise UnknownCompletion(f"call {number}")
+        if self.holds:
+            self.holds.pop(number, None)
         return opened
 
     async def _result_of(self, number: int, future: asyncio.Future[Any]) -> Any:

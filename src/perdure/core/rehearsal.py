@@ -28,6 +28,7 @@ from perdure.core.events import (
     ApprovalRequested,
     ApprovalWithdrawn,
     CallAnswered,
+    CallHeld,
     CallRequestedAgain,
     ChildStarted,
     Effect,
@@ -60,6 +61,7 @@ from perdure.core.machine import (
     Completion,
     Failed,
     Finish,
+    HoldTaken,
     Machine,
     Record,
     SignalArrived,
@@ -75,7 +77,7 @@ from perdure.errors import InvalidInput
 _LATE_US = 1_000_000
 
 
-class Taken(Struct, frozen=True):
+class Taken(Struct):
     """One call of the agent in a rehearsal, and where its answer came from."""
 
     number: int
@@ -187,6 +189,9 @@ class ForkJournal:
             case TimerDue(timer):
                 seq = self.add(TimerFired(timer), now, cause=timer_cause)
                 return seq, seq
+            case HoldTaken(number):
+                seq = self.add(CallHeld(), now, call=number, cause=self._stated[number])
+                return seq, seq
             case _:
                 raise AssertionError(completion)  # a cancel of the recorded run is left out
         # What a person edited was not caused by the call.
@@ -220,14 +225,14 @@ class Rehearsal:
         machine: Machine,
         events: Sequence[Event],
         at: int,
-        journal: ForkJournal,
+        journal: ForkJournal | None,
         load: Callable[[Payload], bytes],
         edits: Mapping[int, bytes] | None = None,
     ) -> None:
         """Replay the recording up to the event `at`.
 
-        `journal` has the copies of these events, and `run_forked`. `edits`: number of a recorded call → the result to
-        use instead (JSON).
+        `journal` has the copies of these events, and `run_forked`; None: the rehearsal is not stored. `edits`: number of
+        a recorded call → the result to use instead (JSON).
 
         Raises Diverged if the code asks for other calls up to that event.
         """
@@ -236,6 +241,7 @@ class Rehearsal:
         rest = [event for event in past.whole if event.seq > at]
         self.machine = machine
         self.journal = journal
+        self._seq = at + 1  # without a journal: the number that its last event would have
         self.taken: dict[int, Taken] = {}  # by the number of the call in the rehearsal
         self.outcome: Succeeded | Failed | Cancelled | None = None
         self._asked: dict[int, Asked] = {}
@@ -298,22 +304,23 @@ class Rehearsal:
 
     def answer(self, number: int, completion: Completion, source: AnswerSource, used: Usage) -> None:
         """Answer a question. Then the agent goes on. `used`: what the answer has really cost."""
-        self.taken[number] = structs.replace(self.taken[number], source=source, answer=completion)
+        self.taken[number].source = source
         self._deliver(self._now, completion, None, used)
         self.go_on()
 
     def go_on(self) -> None:
         """Deliver every recorded outcome for which the agent waits, in recorded order."""
-        while self.outcome is None and not self.machine.left:  # a rehearsal ends where its agent takes a checkpoint
-            timer = self.machine.next_timer()
-            first = min(self._ready, key=lambda one: one.seq, default=None)
-            if timer is not None and (not self.questions if first is None else timer[0] + _LATE_US <= first.ts):
-                self._deliver(max(self._now, timer[0]), TimerDue(timer[1]), None)
-            elif first is not None:
-                self._ready.remove(first)
-                self._deliver(max(self._now, first.ts), first.completion, first.source)
-            else:
-                return
+        with self.machine.replayed():
+            while self.outcome is None and not self.machine.left:  # a rehearsal ends where its agent takes a checkpoint
+                timer = self.machine.next_timer()
+                first = min(self._ready, key=lambda one: one.seq, default=None)
+                if timer is not None and (not self.questions if first is None else timer[0] + _LATE_US <= first.ts):
+                    self._deliver(max(self._now, timer[0]), TimerDue(timer[1]), None)
+                elif first is not None:
+                    self._ready.remove(first)
+                    self._deliver(max(self._now, first.ts), first.completion, first.source)
+                else:
+                    return
 
     def close(self) -> None:
         self.machine.close()
@@ -323,19 +330,28 @@ class Rehearsal:
         number = getattr(completion, "number", None)
         if self.machine.left or (number is not None and number not in self.machine.waits_for):
             return
+        if isinstance(completion, HoldTaken) and number not in self.machine.holds:
+            return  # the recorded run has considered the call again, and this one does not
         taken = None if number is None else self.taken.get(number)
-        if taken is not None:
-            self.taken[taken.number] = structs.replace(taken, answer=completion)
+        if taken is not None and not isinstance(completion, HoldTaken):
+            taken.answer = completion
         asked = None if taken is None or taken.recorded is None else self._approvals.get(taken.recorded)
         timer_cause = self.machine.timer_cause(completion.timer) if isinstance(completion, TimerDue) else 0
         answer: AnswerSource = (taken.source if taken is not None else None) or "recorded"
-        seq, payload = self.journal.bring(completion, now, answer, source, asked, timer_cause, used)
-        self.machine.cause, self.machine.source = seq, payload
+        if self.journal is None:
+            self._seq += 1
+            self.machine.cause = self.machine.source = self._seq
+        else:
+            self.machine.cause, self.machine.source = self.journal.bring(completion, now, answer, source, asked, timer_cause, used)
+        seq = self.machine.cause
         self._obey([(seq, command) for command in self.machine.deliver(now, completion)])
 
     def _obey(self, commands: Sequence[tuple[int, Command]]) -> None:
         for cause, command in commands:
-            self.journal.state(command, cause, self._now)
+            if self.journal is None:
+                self._seq += 1
+            else:
+                self.journal.state(command, cause, self._now)
             if isinstance(command, Asked):
                 self._asked[command.number] = command
                 self._await(command.number, self._same(command))
@@ -349,8 +365,10 @@ class Rehearsal:
         edited = recorded in self._edits
         if edited:
             check_edit(command, command.number, self._edits[recorded])  # type: ignore[index]
-        self._ready += [structs.replace(one, completion=_numbered(one.completion, number)) for one in outcomes]
-        ended = any(not (isinstance(command, CallTool) and _is_granted(one.completion)) for one in outcomes)
+        self._ready += [_numbered(one, number) for one in outcomes]
+        goes_on = [one for one in outcomes if isinstance(one.completion, HoldTaken)]
+        goes_on += [one for one in outcomes if isinstance(command, CallTool) and _is_granted(one.completion)]
+        ended = len(goes_on) < len(outcomes)
         source: AnswerSource | None = None if not ended else "edited" if edited else "recorded"
         effect = command.tool.effect if isinstance(command, CallTool) else None
         self.taken[number] = Taken(number, *described(command), recorded, source, effect=effect)
@@ -404,6 +422,7 @@ def _is_granted(completion: Completion) -> bool:
     return isinstance(completion, ApprovalSettled) and completion.outcome == "approved"
 
 
-def _numbered(completion: Completion, number: int) -> Completion:
-    numbered: Completion = structs.replace(completion, number=number)
-    return numbered
+def _numbered(one: _Outcome, number: int) -> _Outcome:
+    if getattr(one.completion, "number", None) == number:
+        return one
+    return structs.replace(one, completion=structs.replace(one.completion, number=number))

@@ -22,6 +22,7 @@ from perdure.core.events import (
     ApprovalRequested,
     ApprovalWithdrawn,
     CallAnswered,
+    CallHeld,
     CallRequestedAgain,
     CancelRequested,
     CheckpointTaken,
@@ -63,6 +64,8 @@ from perdure.core.machine import (
     Completion,
     Failed,
     Finish,
+    Hold,
+    HoldTaken,
     Inheritance,
     Machine,
     Record,
@@ -129,6 +132,8 @@ def completion_of(event: Event, load: Callable[[Payload], bytes]) -> Completion 
             return ChildEnded(event.call, body.run_id, None, body.failure or cancelled)
         case CancelRequested():
             return CancelAsked()
+        case CallHeld() if event.call is not None:
+            return HoldTaken(event.call)
         case _:
             return None
 
@@ -279,6 +284,8 @@ def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event],
         elif isinstance(command, Abandon):
             frontier.abandoned.add(command.number)
             continue
+        elif kind is Hold:
+            continue  # `Machine.holds` has it until it is taken
         if at == len(recorded):
             if at:
                 raise _beyond(command, cause, recorded[-1])
@@ -396,6 +403,8 @@ def asked_words(command: Command) -> str:
             return _ending(outcome)
         case Abandon(number):
             return f"the end of its wait for call {number}"
+        case Hold(number):
+            return f"to hold call {number}"
 
 
 def _ending(outcome: Succeeded | Failed | Cancelled) -> str:

@@ -63,6 +63,8 @@ from perdure.core.events import (
     BudgetExceeded,
     BudgetRaised,
     CallEvents,
+    CallHeld,
+    CallKept,
     CallRequestedAgain,
     CancelRequested,
     CheckpointTaken,
@@ -112,6 +114,7 @@ from perdure.core.machine import (
     Completion,
     Failed,
     Finish,
+    Hold,
     Machine,
     Record,
     StartChild,
@@ -159,6 +162,7 @@ from perdure.core.steps import (
     Transaction,
 )
 from perdure.core.suspects import goes_further, is_poison
+from perdure.core.trace_context import RunTrace
 from perdure.errors import Diverged, InvalidInput, PerdureError, StoreUnavailable
 
 T = TypeVar("T")
@@ -198,6 +202,7 @@ class RunSettings(Struct, frozen=True):
     # soon.
     linger_us: int
     flush_us: int  # how long results of `read` calls may wait for the next append
+    traced: bool = False  # the worker reports spans: log records of every agent get the id of its trace
 
 
 class AgentCode(Protocol):
@@ -266,6 +271,7 @@ class RunCore:
         "_hook_due",
         "_hooks",
         "_ids",
+        "_kept",
         "_last_news",
         "_ledgers",
         "_left",
@@ -357,6 +363,7 @@ class RunCore:
         # Failures and reused outcomes that were recorded during `_obey`. They are delivered after the last command. Each is
         # (the recorded event, the event whose completion is delivered). For a reused outcome these are two events.
         self._refused: deque[tuple[Event, Event]] = deque()
+        self._kept: list[int] = []  # calls that the agent has just kept: they are considered after its last command
         self._obeying = False
         self._ended_mono: dict[int, int] = {}  # → when the last attempt ended in this worker without a result
         self._claimed_mono = 0
@@ -652,7 +659,7 @@ class RunCore:
     def _rebuild(self, events: Sequence[Event]) -> Asking[None]:
         state = self.state
         if self._machine is None:
-            self._machine = self._code.machine_of(state, self._load, self._settings.max_steps)
+            self._machine = self._new_machine()
             frontier = replay(self._machine, events, self._load)
             if frontier.in_the_way is not None:  # the code of this version has changed since a person let it go on with the run
                 raise Diverged(f"this code cannot go on with the run: {frontier.in_the_way}", seq=state.seq)
@@ -673,6 +680,10 @@ class RunCore:
         for number in [number for number in self._requests.requests if number not in needed]:
             self._requests.forget(number)
         yield from self._obey(frontier.pending)
+        for number, hold in list(self._machine.holds.items()):
+            # The last worker could not hold the call: it died, or the call had no approval yet. Do it before the core
+            # decides about the call, because its approval may be granted.
+            self._hold(number, hold.cause)
         # The agent made these calls again while the last worker was closing the run.
         for number in [number for number in self._machine.waits_for if number <= known and number not in again]:
             if number not in self._machine.edits:
@@ -782,11 +793,18 @@ class RunCore:
         self._unwanted &= left
         self._refused.append((event, event))
 
+    def _new_machine(self) -> Machine:
+        machine = self._code.machine_of(self.state, self._load, self._settings.max_steps)
+        assert self.state.created is not None
+        if self._settings.traced or self.state.created.trace is not None:
+            machine.trace_id = RunTrace(self.state.created).trace_id
+        return machine
+
     def _begin_life(self, checkpoint: Event) -> Asking[None]:
         """Begin the agent's next life, in the same way as a replay from this checkpoint."""
         assert self._machine is not None
         self._machine.close()
-        machine = self._machine = self._code.machine_of(self.state, self._load, self._settings.max_steps)
+        machine = self._machine = self._new_machine()
         machine.begin_life(inheritance(checkpoint, self._load), self._load)
         machine.cause = machine.source = checkpoint.seq
         commands = machine.start(checkpoint.ts)
@@ -813,13 +831,17 @@ class RunCore:
                         self._propose(command, cause, "handover")
             if broken is not None:
                 raise broken
-            while outermost and self._refused:
+            while outermost and (self._refused or self._kept):
+                if self._kept:
+                    yield from self._go_on_with_kept(self._kept.pop(0))
+                    continue
                 event, source = self._refused.popleft()
                 yield from self._deliver(event, source=source)
         finally:
             if outermost:
                 self._obeying = False
                 self._refused.clear()
+                self._kept.clear()
 
     def _do(self, command: Command, cause: int) -> Asking[None]:
         match command:
@@ -841,8 +863,13 @@ class RunCore:
                 # A plan may be too large to be stored inline, and the machine cannot create blobs.
                 assert body.plan.inline is not None, body.digest
                 self._record(structs.replace(body, plan=self._pack(body.plan.inline)), cause=cause)
+            case Record(CallKept(number) as body):
+                self._record(body, cause=cause)
+                self._kept.append(number)
             case Record(body):
                 self._record(body, cause=cause)
+            case Hold(number):
+                self._hold(number, cause)
             case TakeCheckpoint():
                 self._take_checkpoint(command, cause)
             case Abandon(number, stop):
@@ -1089,6 +1116,7 @@ class RunCore:
             budget=agent.budget,
             key_scheme=KEY_SCHEME,
             key_namespace=self.state.created.key_namespace,
+            trace=None if self.state.created.trace is None else RunTrace(self.state.created).run_span(self.state.reopened).recorded,
         )
         self._record(body, call=number, cause=cause)
         self._urgent = True  # the commit creates the child
@@ -1174,6 +1202,8 @@ class RunCore:
             # The call has begun with the edited arguments. It keeps these arguments, even if today's code would
             # convert them differently.
             asked = self._asked[number] = CallTool(number, asked.tool, self._load(ask.input))
+        if call.held and wanted:
+            return  # the agent considers it: the call goes on when the agent keeps it
         if call.phase == "awaiting_approval":
             if not wanted:
                 self._unneeded.add(number)  # if the call is wanted, `_expiries` has its approval
@@ -1529,6 +1559,37 @@ class RunCore:
         )
         self._record(body, call=number, cause=self.state.seq)
         self._watch_expiry(self.state.asks[number])
+        if self._machine is not None and number in self._machine.holds:
+            self._hold(number, self._machine.holds[number].cause)
+            if not self._obeying:
+                yield from self._obey(())
+
+    def _hold(self, number: int, cause: int) -> None:
+        """The agent considers again whether it wants this call. If it needs an approval and has not begun, it is held.
+
+        The order of the journal counts: if the intent of the call is durable, the call begins. If the intent was recorded
+        in this turn, it is taken back.
+        """
+        call = self.state.open.get(number)
+        if call is None or call.held or number not in self.state.asks:
+            return
+        if self._can_take_back(number):
+            self._take_back(number)
+        elif number in self._due and not call.doubtful and call.attempt == call.withdrawn + 1:
+            # The approval was consumed by an earlier intent, whose attempt never began.
+            self._due.remove(number)
+            self._withdraw_intent(call)
+        if call.begun:
+            return
+        self._forget(number)  # the call may be waiting for its rate limit
+        event = self._record(CallHeld(), call=number, cause=cause)
+        self._refused.append((event, event))
+
+    def _go_on_with_kept(self, number: int) -> Asking[None]:
+        """The agent keeps a call that was held: it may begin, unless the agent has held it again meanwhile."""
+        call = self.state.open.get(number)
+        if call is not None and self.closing is None and number not in self._due and not self._is_busy(number):
+            yield from self._consider(call)
 
     def _approval_id(self, number: int) -> str:
         assert self.state.created is not None

@@ -51,6 +51,7 @@ class Spec(Struct, frozen=True, gc=False, omit_defaults=True):
     tenant: str = "default"
     budget: Limits | None = None
     target: str | None = None
+    labels: dict[str, str] = {}  # of the runs
 
     @property
     def digest(self) -> str:
@@ -296,6 +297,23 @@ def steps_due(
     cancelled = open_run if spec.overlap == "cancel" else None
     started = TickStarted(chosen, tick_run_id(schedule_id, chosen), **next_tick(schedule_id, spec, calendar, chosen), cancelled=cancelled)
     return [*steps, started]
+
+
+_MOST_COUNTED = 100_000
+
+
+def ticks_of(body: AnyScheduleBody, calendar: Calendar) -> tuple[Literal["started", "skipped", "missed"], int] | None:
+    """What became of the ticks of this event, and how many they are; None: it is about no tick."""
+    match body:
+        case TickStarted():
+            return "started", 1
+        case TicksSkipped(first=first, last=last, why=why):
+            number, tick = 1, calendar.after(first)
+            while tick is not None and tick <= last and number < _MOST_COUNTED:
+                number, tick = number + 1, calendar.after(tick)
+            return ("missed" if why.startswith("missed") else "skipped"), number
+        case _:
+            return None
 
 
 def _last_due(schedule_id: str, spec: Spec, calendar: Calendar, now: int) -> int | None:

@@ -37,6 +37,8 @@ from perdure.core.events import (
     BudgetExceeded,
     BudgetRaised,
     CallAnswered,
+    CallHeld,
+    CallKept,
     CallRequestedAgain,
     CancelRequested,
     CheckpointTaken,
@@ -214,6 +216,7 @@ class CallState(Struct, gc=False, omit_defaults=True):
     # The run that this run was forked from has made the call: its outcome counts, and it is never attempted here.
     inherited: bool = False
     of_model: bool = False  # it is a request to a model
+    holds: tuple[int, ...] = ()  # the seqs of its `call_held` and `call_kept`, which alternate
 
     @property
     def may_cost(self) -> Usage | None:
@@ -248,6 +251,11 @@ class CallState(Struct, gc=False, omit_defaults=True):
     def begun(self) -> bool:
         """May some attempt have begun?"""
         return self.attempt > self.withdrawn
+
+    @property
+    def held(self) -> bool:
+        """Does the agent consider again whether it wants the call? Then no attempt may begin."""
+        return len(self.holds) % 2 == 1
 
 
 class AskState(Struct, gc=False, omit_defaults=True):
@@ -316,6 +324,7 @@ class RunState(Struct, gc=False, eq=False):
     seq: int = 0
     epoch: int = 0
     reopened: int = 0  # how often people have reopened the run
+    reopened_at: int = 0  # when they last did
     fresh: bool = False  # the field `fresh` of the last `run_reopened`
     forked: RunForked | None = None  # how this run was made, if it is a fork
     inherited: int = 0  # how many events of a fork are copies of events of the run that was forked
@@ -476,6 +485,10 @@ class RunState(Struct, gc=False, eq=False):
                     self._restore(image_in(body))
                 self.timers = {}  # the timers of the life that has ended
                 self.checkpoint, self.checkpoints = event.seq, self.checkpoints + 1
+            case CallKept():
+                call = self._known(event, body.number)
+                if call.held:  # a call that has ended meanwhile may have been held, too
+                    call.holds = (*call.holds, event.seq)
             case ThoughtRecorded() | DecisionMade() | PlanGenerated() | OutcomeReused():
                 pass
             case _:
@@ -512,7 +525,7 @@ class RunState(Struct, gc=False, eq=False):
             raise StoreCorrupt(
                 f"{self._name()}: event {event.seq} reopens a run that has succeeded, or goes back to an event that it has not"
             )
-        self.reopened, self.fresh = self.reopened + 1, body.fresh
+        self.reopened, self.reopened_at, self.fresh = self.reopened + 1, event.ts, body.fresh
         self._stand_up()
         for number in body.withdrawn:
             ask = self.asks.get(number)
@@ -522,6 +535,10 @@ class RunState(Struct, gc=False, eq=False):
             ask.superseded = True
         for one in body.unsettled:
             self._settle_cost(self._known(event, one.call), one.usage)
+        for call in self.open.values():
+            if call.holds and not call.begun:
+                # The agent goes back to where it considered the call, or to before that.
+                call.holds = tuple(seq for seq in call.holds if seq <= body.back_to)
         for call in [call for call in self.open.values() if call.asked_seq > body.back_to]:
             # A call that may have happened stays in doubt. Its worker may still be alive, because no later claim has
             # proved that it is dead.
@@ -793,6 +810,8 @@ class RunState(Struct, gc=False, eq=False):
                 self.crashes = self.crashes_alone = 0
 
     def _initiated(self, call: CallState, event: Event, body: ToolCallInitiated) -> None:
+        if call.holds and call.held:
+            raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) begins call {call.number}, which its agent holds")
         if call.phase == "started" and call.effect in ("once", "keyed"):
             # The worker died inside the attempt, and the same key is sent again: the earlier attempt may have
             # happened.
@@ -840,6 +859,12 @@ class RunState(Struct, gc=False, eq=False):
                 call.doubt, call.doubtful = body.why, True
                 self._take_progress(call, body.progress)
                 call.loose = call.loose or body.loose
+            case CallHeld():
+                if call.begun or call.ended or call.held:
+                    raise StoreCorrupt(
+                        f"{self._name()}: event {event.seq} ({event.type}) cannot follow: call {call.number} is {call.phase}"
+                    )
+                call.holds = (*call.holds, event.seq)
             case RetryScheduled() if body.turn:
                 call.turn = body.at
             case RetryScheduled():

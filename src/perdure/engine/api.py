@@ -26,7 +26,7 @@ from perdure.core.approval import Vote
 from perdure.core.events import AnyBody, Event, RunCancelled
 from perdure.engine.counts import Counts
 from perdure.errors import NotFound
-from perdure.store.api import ApprovalRow, NewFork, NewRun, Reopen, RunRow, ScheduleChange
+from perdure.store.api import ApprovalRow, NewFork, NewRun, OpenAttempt, Reopen, RunRow, ScheduleChange
 from perdure.store.api import Reading as Reading
 from perdure.store.url import shown_url
 
@@ -73,10 +73,11 @@ class Engine(Protocol):
     async def __aexit__(self, *exc: Any) -> None: ...
 
     # -- runs, from outside -------------------------------------------------------------------------------------------
-    async def start(self, new: NewRun) -> tuple[RunRow, bool]:
+    async def start(self, new: NewRun, connection: Any = None) -> tuple[RunRow, bool]:
         """Create the run; it is durable on return (True). Or return the run that already has this id (False).
 
-        Conflict if the id belonged to a run that was pruned.
+        Conflict if the id belonged to a run that was pruned. With a connection of the caller, the run is created in
+        the transaction of that connection: it exists when the caller has committed.
         """
 
     async def post(
@@ -125,8 +126,11 @@ class Engine(Protocol):
         If the engine knows the run's agent, it drives the run.
         """
 
-    def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
-        """The events after `after`, then each new event, until the run has ended."""
+    def follow(self, run_id: str, after: int = 0, *, progress: bool = False) -> AsyncGenerator[Event | OpenAttempt, None]:
+        """The events after `after`, then each new event, until the run has ended.
+
+        With `progress`, also each attempt under way that has reported other progress than before.
+        """
 
     # -- driving runs in this process ---------------------------------------------------------------------------------
     async def drive(

@@ -112,6 +112,7 @@ class Counts:
         self.doubts = Counter(seen, "agent", "tool")
         self.tokens = Counter(seen, "agent", "model", "kind")
         self.usd_micros = Counter(seen, "agent", "model")
+        self.ticks = Counter(seen, "agent", "outcome")
         self.fenced_writes = 0
         self.drains = 0
         self.commit_s = Histogram(_COMMIT_S)

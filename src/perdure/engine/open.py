@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from perdure.agent import Agent
     from perdure.engine.clock import Clock
     from perdure.engine.local.worker import Observer
+    from perdure.otel import Telemetry
     from perdure.store.api import Served
+    from perdure.tool.secret import Resolver
 
 
 def new_engine(
@@ -25,11 +27,13 @@ def new_engine(
     clock: Clock,
     observers: Sequence[Observer],
     queues: Sequence[str] | None,
+    telemetry: Telemetry | None = None,
+    secrets: Resolver | None = None,
 ) -> Engine:
     """The engine for the URL. It is not open yet: `async with` opens it."""
     from perdure.engine.local.engine import LocalEngine  # imported late: a process that only reads needs no worker
 
-    return LocalEngine(url, agents, settings, clock, observers, queues)
+    return LocalEngine(url, agents, settings, clock, observers, queues, telemetry, secrets)
 
 
 def open_reading(settings: Settings) -> Reading:

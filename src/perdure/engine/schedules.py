@@ -110,6 +110,7 @@ class ScheduleChanges:
             by_name=True,
             schedule=schedule_id,
             tick=tick,
+            labels=spec.labels,
         )
         return NewRun(
             run_id,

@@ -31,6 +31,7 @@ from perdure.core.events import (
     BudgetExceeded,
     BudgetRaised,
     CallAnswered,
+    CallKept,
     CallRequestedAgain,
     CancelRequested,
     CheckpointTaken,
@@ -230,6 +231,8 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"patch": body.name}
         case LabelsChanged():
             return {"labels": body.labels}
+        case CallKept():
+            return {"kept": body.number}
         case DecisionMade():
             return {"choice": plain(body.choice), "among": plain(body.among), "reason": body.reason}
         case ThoughtRecorded() | StatusReported():

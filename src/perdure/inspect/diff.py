@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from msgspec import Struct, structs, to_builtins
 
@@ -56,6 +56,38 @@ class DiffCall(Struct, frozen=True, omit_defaults=True):
     effect: str | None = None  # only in a fork, for a tool: its effect class
 
 
+class EncodedCall(Struct, frozen=True):
+    """A call as it was recorded. `Calls` makes a DiffCall of it."""
+
+    number: int
+    kind: Kind
+    name: str
+    args: bytes
+    answer: Completion | None = None
+    source: str | None = None
+    effect: str | None = None
+
+
+class Calls(Sequence[DiffCall]):
+    """The calls of a path. A call is decoded when it is read: most calls of a long run are never looked at."""
+
+    def __init__(self, encoded: Sequence[EncodedCall]) -> None:
+        self.encoded = encoded
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    @overload
+    def __getitem__(self, place: int) -> DiffCall: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[DiffCall]: ...
+
+    def __getitem__(self, place: int | slice) -> DiffCall | list[DiffCall]:
+        found = self.encoded[place]
+        return _decoded(found) if isinstance(found, EncodedCall) else [_decoded(one) for one in found]
+
+
 class CallPath(Struct, frozen=True):
     """The calls that an agent has made, and how its run ended."""
 
@@ -98,57 +130,68 @@ def path_of(name: str, events: Sequence[Event], load: Callable[[Payload], bytes]
     return CallPath(name, calls_of(events, load), state.status, state.used, output, error)
 
 
-def calls_of(events: Sequence[Event], load: Callable[[Payload], bytes]) -> list[DiffCall]:
+def calls_of(events: Sequence[Event], load: Callable[[Payload], bytes]) -> Calls:
     """The calls, approvals and children that the agent knows, in the order of their numbers."""
     past = history(events)
-    requests = {
-        event.call: event for event in events if event.call is not None and is_stated(event) and type(event.body) is not CallRequestedAgain
-    }
-    asked = {event.call for event in past.whole if event.call in requests and is_stated(event)}
-    tools = {event.call for event in events if isinstance(event.body, ToolCallInitiated | ToolCallProposed)}
-    found = {number: _requested(number, requests[number], load) for number in sorted(asked)}
+    requests: dict[int, Event] = {}
+    tools: set[int] = set()
+    for event in events:
+        number = event.call
+        if number is not None and is_stated(event) and type(event.body) is not CallRequestedAgain:
+            requests[number] = event
+            if isinstance(event.body, (ToolCallInitiated, ToolCallProposed)):
+                tools.add(number)
+    asked: set[int] = set()
+    answers: dict[int, Completion] = {}
     for event in past.whole:
-        source = past.sources[event.body.of] if isinstance(event.body, OutcomeReused) else event
-        if event.call in found and ends_wait(source, of_tool=event.call in tools):
-            completion = completion_of(source, load)
-            if completion is not None:
-                found[event.call] = answered(found[event.call], completion)
-    return list(found.values())
+        number = event.call
+        if number not in requests:
+            continue
+        if is_stated(event):
+            asked.add(number)
+        source = past.sources[event.body.of] if type(event.body) is OutcomeReused else event
+        if ends_wait(source, of_tool=number in tools) and (completion := completion_of(source, load)) is not None:
+            answers[number] = completion
+    return Calls([EncodedCall(number, *_requested(requests[number], load), answers.get(number)) for number in sorted(asked)])
 
 
 def call_of(number: int, kind: Kind, name: str, args: bytes) -> DiffCall:
     """A call that is not answered yet."""
+    return _decoded(EncodedCall(number, kind, name, args))
+
+
+def _decoded(call: EncodedCall) -> DiffCall:
+    number, kind, name, args = call.number, call.kind, call.name, call.args
     if kind == "model":
-        return DiffCall(number, kind, name, in_short(args) or "", digest=digest_in(args))
-    return DiffCall(number, kind, name, codec.decode(args), digest=codec.digest(args))
-
-
-def answered(call: DiffCall, completion: Completion, source: str | None = None) -> DiffCall:
-    """The call with its answer."""
-    match completion:
+        found = DiffCall(number, kind, name, in_short(args) or "", digest=digest_in(args), effect=call.effect)
+    else:
+        found = DiffCall(number, kind, name, codec.decode(args), digest=codec.digest(args), effect=call.effect)
+    source = call.source
+    match call.answer:
         case CallCompleted(_, result):
-            return structs.replace(call, result=_result(call, result), answered=True, source=source)
+            return structs.replace(found, result=_result(found, result), answered=True, source=source)
         case CallFailed(_, failure, _):
-            return structs.replace(call, error=_failed(failure), answered=True, source=source)
-        case ApprovalSettled():
-            return structs.replace(call, result=_decision(completion), answered=True, source=source)
+            return structs.replace(found, error=_failed(failure), answered=True, source=source)
+        case ApprovalSettled() as settled:
+            return structs.replace(found, result=_decision(settled), answered=True, source=source)
         case ChildEnded(_, _, result, failure):
             if result is not None:
-                return structs.replace(call, result=codec.decode(result), answered=True, source=source)
-            return structs.replace(call, error=None if failure is None else _failed(failure), answered=True, source=source)
+                return structs.replace(found, result=codec.decode(result), answered=True, source=source)
+            return structs.replace(found, error=None if failure is None else _failed(failure), answered=True, source=source)
         case _:
-            return call
+            return found
 
 
-def _requested(number: int, event: Event, load: Callable[[Payload], bytes]) -> DiffCall:
+def _requested(event: Event, load: Callable[[Payload], bytes]) -> tuple[Kind, str, bytes]:
+    """(kind, name, arguments)"""
     body = event.body
     match body:
         case ToolCallInitiated(args=Payload() as args) | ToolCallProposed(args=args):
-            return call_of(number, "model" if is_request(args) else "tool", body.tool, load(args))
+            return "model" if is_request(args) else "tool", body.tool, load(args)
         case ApprovalRequested():
-            return call_of(number, "approval", body.action, load(body.input))
+            return "approval", body.action, load(body.input)
         case ChildStarted():
-            return call_of(number, "child", body.agent, load(body.input))
+            return "child", body.agent, load(body.input)
         case _:
             raise AssertionError(body)
 
@@ -184,8 +227,12 @@ def spent(state: RunState, numbers: Sequence[int]) -> Usage:
 # -- the difference ---------------------------------------------------------------------------------------------------
 def diff_of(left: CallPath, right: CallPath) -> Diff:
     """Compare two paths."""
-    same = 0
-    while same < min(len(left.calls), len(right.calls)) and not _differs(left.calls[same], right.calls[same]):
+    same, most = 0, min(len(left.calls), len(right.calls))
+    if isinstance(left.calls, Calls) and isinstance(right.calls, Calls):
+        # What is the same byte by byte need not be decoded.
+        pairs = zip(left.calls.encoded, right.calls.encoded, strict=False)
+        same = next((place for place, (one, other) in enumerate(pairs) if not _same_bytes(one, other)), most)
+    while same < most and not _differs(left.calls[same], right.calls[same]):
         same += 1
     lines = [_line(one, other) for one, other in _aligned(left.calls[same:], right.calls[same:])]
     return Diff(left, right, same, lines, _equal((left.status, left.output, left.error), (right.status, right.output, right.error)))
@@ -236,9 +283,13 @@ def _line(left: DiffCall | None, right: DiffCall | None) -> DiffLine:
     return DiffLine(left, right, _differs(left, right))
 
 
-def _differs(left: DiffCall, right: DiffCall) -> tuple[str, ...]:
+def _same_bytes(left: EncodedCall, right: EncodedCall) -> bool:
     if left is right:  # a fork keeps the calls of the run up to its point
-        return ()
+        return True
+    return left.args == right.args and left.answer == right.answer and (left.kind, left.name) == (right.kind, right.name)
+
+
+def _differs(left: DiffCall, right: DiffCall) -> tuple[str, ...]:
     name = ("call",) if (left.kind, left.name) != (right.kind, right.name) else ()
     args = ("arguments",) if left.digest != right.digest else ()
     same = _equal((left.answered, left.result, left.error), (right.answered, right.result, right.error))

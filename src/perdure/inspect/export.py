@@ -36,11 +36,12 @@ from perdure import shell
 from perdure.core import codec, identity
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, Event, decode_body
+from perdure.core.redaction import Rules
 from perdure.core.state import RunState, own_children, payloads
 from perdure.engine.api import Reading
 from perdure.engine.artifacts import allowed, opened
 from perdure.errors import InvalidInput, NotFound, StoreCorrupt
-from perdure.inspect.redact import Redactor, Rules
+from perdure.inspect.redact import Redactor
 from perdure.inspect.text import iso
 from perdure.inspect.verify import Verdict, Verified, verify_journal
 from perdure.inspect.view import require

@@ -1,10 +1,6 @@
 """Redaction: a marker replaces secret values before an export is written, so that the file can be given to others.
 
-There are three kinds of rules that find values:
-
-    key:NAME      the value of every key with this name, at any depth of any recorded value; upper and lower case are the same
-    path:A.B.*    the value at this path of any recorded value: keys and list indexes; * stands for any one of them
-    text:REGEX    each match of the regular expression, in every text and in every number
+`core/redaction.py` has the language of the rules.
 
 A value that `key` or `path` has found is a secret. It is replaced everywhere in the family: also inside longer texts,
 escaped as JSON, percent-encoded or in base64. The digests of redacted values are computed again, because the digest of
@@ -14,14 +10,11 @@ of tools, keys of calls. If a rule matches there, the export is refused.
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
-from urllib.parse import quote, quote_plus
 
 from msgspec import Raw, Struct
 
@@ -29,14 +22,12 @@ from perdure.core import codec
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, CheckpointTaken, Event, LabelsChanged, RunCreated, SignalReceived, UnreadSignal, event_at
 from perdure.core.prompt_deltas import is_request, rejoined
+from perdure.core.redaction import MIN_CHARS, MIN_DIGITS, Rules, forms_of, rules_of, unused
 from perdure.core.state import RunState, image_in, image_of, payloads
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.prompt import sources
 
 MARKER = "[redacted]"
-# A shorter secret is replaced only where its rule has found it, because it would occur in many texts by chance.
-MIN_CHARS = 4
-MIN_DIGITS = 6  # the same for a number
 _MAX_RULES_BYTES = 1 << 20
 # The format needs these values, or other rows of the journal refer to them. A rule that matches one of them is
 # refused.
@@ -50,12 +41,6 @@ _STRUCTURE = frozenset(
 _MADE = frozenset(("key", "digest", "approval", "pinned", "worker", "blob", "before", "after", "original_head"))
 
 Load = Callable[[Payload], bytes]
-
-
-class Rules(Struct, frozen=True):
-    keys: frozenset[str] = frozenset()
-    paths: tuple[tuple[str, ...], ...] = ()
-    texts: tuple[re.Pattern[str], ...] = ()
 
 
 def read_rules(given: Sequence[str]) -> Rules:
@@ -73,18 +58,7 @@ def read_rules(given: Sequence[str]) -> Rules:
         raise InvalidInput(
             f"--redact {given[0] if given else ''}: there is no rule in it; such as key:password, path:card.number, text:sk-[a-z0-9]+"
         )
-    keys, paths, texts = set(), [], []
-    for where, line in lines:
-        kind, _, rest = line.partition(":")
-        if kind not in ("key", "path", "text") or not rest.strip():
-            raise InvalidInput(f"{where} is no rule; a rule is key:NAME, path:A.B.* or text:REGEX")
-        if kind == "key":
-            keys.add(rest.strip().casefold())
-        elif kind == "path":
-            paths.append(tuple(rest.strip().split(".")))
-        else:
-            texts.append(_pattern(where, rest))
-    return Rules(frozenset(keys), tuple(paths), tuple(texts))
+    return rules_of(lines)
 
 
 def _from_file(name: str) -> list[tuple[str, str]]:
@@ -100,16 +74,6 @@ def _from_file(name: str) -> list[tuple[str, str]]:
         raise InvalidInput(f"{name} is not UTF-8 text: it is no file of rules") from None
     numbered = [(f"{name}, line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     return [(where, line) for where, line in numbered if line and not line.startswith("#")]
-
-
-def _pattern(where: str, text: str) -> re.Pattern[str]:
-    try:
-        pattern = re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise InvalidInput(f"{where}: not a regular expression: {error}") from None
-    if pattern.search("") is not None:
-        raise InvalidInput(f"{where} matches the empty text, and would match everywhere")
-    return pattern
 
 
 class Redactor:
@@ -139,7 +103,7 @@ class Redactor:
             self._find(body.labels, ())
 
     def _find(self, value: Any, path: tuple[str, ...]) -> None:
-        if self._is_named(path):
+        if self._rules.name(path):
             self._keep(value)
         elif isinstance(value, dict):
             for key, item in value.items():
@@ -147,15 +111,6 @@ class Redactor:
         elif isinstance(value, list):
             for place, item in enumerate(value):
                 self._find(item, (*path, str(place)))
-
-    def _is_named(self, path: tuple[str, ...]) -> bool:
-        if not path:
-            return False
-        if path[-1].casefold() in self._rules.keys:
-            return True
-        return any(
-            len(rule) == len(path) and all(want in ("*", have) for want, have in zip(rule, path, strict=True)) for rule in self._rules.paths
-        )
 
     def _keep(self, value: Any) -> None:
         if isinstance(value, dict):
@@ -208,7 +163,7 @@ class Redactor:
     def _compiled(self) -> re.Pattern[str]:
         long = {secret for secret in self._secrets if len(secret) >= MIN_CHARS}
         self.short = len(self._secrets) - len(long) + len(self._short_numbers)
-        forms = {form for secret in long for form in _forms(secret)}
+        forms = {form for secret in long for form in forms_of(secret)}
         # The longest form comes first, because one secret may be a part of another secret.
         return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))) or r"(?!)")
 
@@ -267,7 +222,7 @@ class Redactor:
         return self.blobs[str(payload.blob)] if inline is None else inline
 
     def _value(self, value: Any, path: tuple[str, ...]) -> Any:
-        if self._is_named(path) and value is not None:
+        if self._rules.name(path) and value is not None:
             self.count += 1
             return MARKER
         if isinstance(value, str):
@@ -275,7 +230,7 @@ class Redactor:
         if isinstance(value, dict):
             fresh: dict[str, Any] = {}
             for key, item in value.items():
-                name = _unused(self._text(key), fresh)
+                name = unused(self._text(key), fresh)
                 fresh[name] = self._value(item, (*path, key))
             return fresh
         if isinstance(value, list):
@@ -363,34 +318,3 @@ def _texts(value: Any, name: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, Struct):
         for one in value.__struct_fields__:
             yield from _texts(getattr(value, one), one)
-
-
-def _unused(name: str, taken: dict[str, Any]) -> str:
-    """The key itself, or the key with a number if redaction has made two keys equal."""
-    number = 1
-    fresh = name
-    while fresh in taken:
-        number += 1
-        fresh = f"{name} {number}"
-    return fresh
-
-
-def _forms(secret: str) -> Iterator[str]:
-    """The forms of a secret in a text: plain, escaped as JSON once or twice, percent-encoded, in hex and in base64."""
-    yield secret
-    for ascii_only in (True, False):
-        once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
-        yield once
-        yield json.dumps(once, ensure_ascii=ascii_only)[1:-1]
-    raw = secret.encode("utf-8", "surrogatepass")
-    yield quote(raw)
-    yield quote(raw, safe="")
-    yield quote_plus(raw)
-    yield raw.hex()
-    for offset in range(3):  # the position of the secret in a group of three bytes
-        encoded = base64.b64encode(bytes(offset) + raw)
-        # Keep only the characters that depend on no byte before or after the secret.
-        own = encoded[-(-offset * 8 // 6) : (offset + len(raw)) * 8 // 6].decode()
-        if len(own) >= 2 * MIN_CHARS or offset == 0:
-            yield own
-            yield own.replace("+", "-").replace("/", "_")

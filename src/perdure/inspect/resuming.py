@@ -15,6 +15,8 @@ def open_call_words(call: CallState, frontier: Frontier, state: RunState, *, max
     `frontier` is the end of a replay, and has the tool of the call.
     """
     name, asked = f"call {call.number} {call.tool}", frontier.calls.get(call.number)
+    if call.held:
+        return f"{name} is held: the agent considers whether it still wants it"
     if call.phase == "awaiting_approval":
         return f"{name} waits for approval {call.approval}"
     if call.phase == "approved":

@@ -26,6 +26,8 @@ from perdure.core.events import (
     BudgetExceeded,
     BudgetRaised,
     CallAnswered,
+    CallHeld,
+    CallKept,
     CallRequestedAgain,
     CancelRequested,
     CheckpointTaken,
@@ -474,6 +476,8 @@ def _about_call(event: Event, call: str, load: Load | None) -> str:
             return _request(event, body)
         case ApprovalVoted() | ApprovalDecided() | ApprovalEscalated() | ApprovalExpired() | ApprovalWithdrawn():
             return f"{call}: approval {body.approval} {_settling(body)}"
+        case CallHeld():
+            return f"{call} is held: it does not begin before the agent has considered it again"
         case ChildStarted():
             return f"call {event.call}: run {body.run_id} of {called(versioned(body.agent, body.version), body.input)} begins as its child"
         case ChildFinished(status="succeeded"):
@@ -577,6 +581,8 @@ def _about_run(event: Event, load: Load | None) -> str:
             among = f" among {shown(body.among)}" if body.among is not None else ""
             reason = f", because {clip(body.reason, 120)}" if body.reason else ""
             return f"the agent decided {shown(body.choice)}{among}{reason}"
+        case CallKept():
+            return f"the agent keeps call {body.number}: it begins as soon as it is approved"
         case StatusReported():
             return f"the agent reported: {clip(body.text, 160)}"
         case LabelsChanged():
@@ -641,6 +647,7 @@ def _about_run(event: Event, load: Load | None) -> str:
             | ApprovalEscalated()
             | ApprovalExpired()
             | ApprovalWithdrawn()
+            | CallHeld()
             | ChildStarted()
             | ChildFinished()
             | CallRequestedAgain()

@@ -985,6 +985,12 @@ class JournalStore(Protocol):
         Conflict if a run with this id was pruned, or is a specimen.
         """
 
+    def create_run_on(self, connection: Any, new: NewRun) -> tuple[RunRow, bool]:
+        """Like create_run, in the transaction that the caller has begun on this connection, and will end.
+
+        If there is an error, nothing of the run is in that transaction. InvalidInput if the connection cannot be used.
+        """
+
     def create_runs(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
         """Like create_run, for several runs in one commit. If there is an error, no run is created."""
 

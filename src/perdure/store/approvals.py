@@ -134,9 +134,10 @@ class Approvals(Blobs):
 
     def _facts(self, row: ApprovalRow, judgement: Judgement) -> ApprovalFacts:
         if not isinstance(judgement, Vote) or judgement.edit is None:
-            return ApprovalFacts(row.actor)
+            return ApprovalFacts(row.actor, settled_at=row.settled_at)
         request = row.standing.request
-        return ApprovalFacts(row.actor, self._load(request.input), None if request.schema is None else self._load(request.schema))
+        schema = None if request.schema is None else self._load(request.schema)
+        return ApprovalFacts(row.actor, self._load(request.input), schema, row.settled_at)
 
     def _load(self, payload: Payload) -> bytes:
         inline = payload.inline

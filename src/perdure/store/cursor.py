@@ -51,6 +51,9 @@ class Cursor(Protocol):
     def link_chain(self) -> None:
         """Link the new entries of the journal-wide chain to those before them, unless the database does it itself."""
 
+    def ring_at_commit(self) -> None:
+        """Let workers hear the bell when this transaction is committed, if the database can do that."""
+
     def patience(self, seconds: float) -> None:
         """From now on, this transaction waits at most `seconds` for a lock, then raises StoreUnavailable."""
 
@@ -104,6 +107,13 @@ class Database(Protocol):
 
     def lend(self, cursor: Cursor) -> AbstractContextManager[Any]:
         """Lend the transaction's own connection to a tool. The tool can use only its own tables."""
+
+    def join(self, connection: Any) -> AbstractContextManager[Cursor]:
+        """Run statements in a transaction that the caller of perdure has begun on its own connection, and will end.
+
+        If an error leaves the context, none of the statements has had an effect, and the caller's transaction can go
+        on. InvalidInput if the connection is not to this database, or cannot be used.
+        """
 
     def unguarded(self, cursor: Cursor) -> AbstractContextManager[None]:
         """Inside this context, the transaction may change settled rows. Otherwise triggers refuse such a change."""

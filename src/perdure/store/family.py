@@ -77,6 +77,7 @@ def _insert_child(cursor: Cursor, parent: Relations, event: Event, started: Chil
         budget=started.budget,
         key_scheme=started.key_scheme,
         key_namespace=started.key_namespace,
+        trace=started.trace,
     )
     return insert_run(cursor, NewRun(started.run_id, created, uuid.uuid4().hex, event.ts, started.digest), parent_seq=event.seq)
 

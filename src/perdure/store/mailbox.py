@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from msgspec import structs
 
@@ -53,6 +54,13 @@ class Mailbox(Part):
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
         (answer,) = self._create([new])
         return answer
+
+    def create_run_on(self, connection: Any, new: NewRun) -> tuple[RunRow, bool]:
+        with self._database.join(connection) as cursor:
+            row, created = _created(cursor, new)
+            if created:
+                cursor.ring_at_commit()
+        return row, created
 
     def create_runs(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
         return self._create(news)

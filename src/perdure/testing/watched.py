@@ -18,7 +18,7 @@ class _WatchedEngine(LocalEngine):
     """The local engine, with the app's watched store and watched tools."""
 
     def __init__(self, app: WatchedPerdure) -> None:
-        super().__init__(app.url, app.versions, app.settings, app.clock, app._observers, app.queues)
+        super().__init__(app.url, app.versions, app.settings, app.clock, app._observers, app.queues, app.telemetry, app.secrets)
         self._app = app
 
     async def _open(self) -> Store:
@@ -26,7 +26,18 @@ class _WatchedEngine(LocalEngine):
 
     def _new_worker(self) -> Worker:
         app = self._app
-        return Worker(self.store, app.versions.values(), app.settings, app.clock, app._observers, app.queues, app.performing, self._counts)
+        return Worker(
+            self.store,
+            app.versions.values(),
+            app.settings,
+            app.clock,
+            app._observers,
+            app.queues,
+            app.performing,
+            self._counts,
+            app.telemetry,
+            app.secrets,
+        )
 
 
 class WatchedPerdure(Perdure):

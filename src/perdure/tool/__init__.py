@@ -7,6 +7,7 @@ signature.py  parameters and result of a function, bound without pydantic if pos
 convert.py    the part that needs pydantic, imported when a signature needs it
 call.py       Call, and how a result is recorded
 artifact.py   Artifact: large bytes by pointer
+secret.py     Secret: a value by its name, which only the tool gets
 hooks.py      reconcile and compensate hooks
 describe.py   docstring and JSON Schema
 policy.py     which calls need an approval
@@ -18,5 +19,6 @@ from perdure.tool.artifact import Artifact
 from perdure.tool.call import Call
 from perdure.tool.declared import Tool, tool
 from perdure.tool.hooks import Hook
+from perdure.tool.secret import Secret
 
-__all__ = ["Artifact", "Call", "Hook", "Outcome", "Tool", "tool"]
+__all__ = ["Artifact", "Call", "Hook", "Outcome", "Secret", "Tool", "tool"]

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, ClassVar, Generic, Protocol, Self, TypeVar
 
 from perdure.core import codec
 from perdure.core.machine import current as machine_of_agent
+from perdure.core.redaction import Scrubber
 from perdure.errors import ArtifactNotSaved, InvalidInput, NotAllowedInAgent, PerdureError
 
 T = TypeVar("T")
@@ -195,7 +196,7 @@ class Pending(Generic[T]):
                 step, given = self._steps.throw, error
 
 
-def save(vault: Vault, data: Data, content_type: str) -> Pending[Artifact]:
+def save(vault: Vault, data: Data, content_type: str, scrubber: Scrubber | None = None) -> Pending[Artifact]:
     """Save the bytes. Nothing has happened yet when this returns.
 
     Wrong data also raises ArtifactNotSaved. InvalidInput would mean that the effect did not happen, but the tool may
@@ -206,21 +207,37 @@ def save(vault: Vault, data: Data, content_type: str) -> Pending[Artifact]:
     except InvalidInput as error:
         raise ArtifactNotSaved(f"call.save(…): {error}", final=True) from None
     source, size = _source(data)
-    return Pending(_save(vault, source, size, content_type), vault.ask)
+    return Pending(_save(vault, source, size, content_type, scrubber), vault.ask)
 
 
 def _save(
-    vault: Vault, source: Iterator[bytes] | AsyncIterator[bytes], size: int | None, content_type: str
+    vault: Vault, source: Iterator[bytes] | AsyncIterator[bytes], size: int | None, content_type: str, scrubber: Scrubber | None
 ) -> Generator[Any, Any, Artifact]:
+    held = b""
     saving: Saving = yield lambda: vault.begin(content_type, size)
     try:
         while part := (yield _next(source) if isinstance(source, AsyncIterator) else partial(next, source, None)):
-            yield partial(saving.write, part)
+            if scrubber is not None:
+                part, held = _without_secret(scrubber, held + part)
+            if part:
+                yield partial(saving.write, part)
+        if held:
+            yield partial(saving.write, held)
         artifact: Artifact = yield saving.finish
     except Exception:
         yield saving.discard
         raise
     return artifact
+
+
+def _without_secret(scrubber: Scrubber, whole: bytes) -> tuple[bytes, bytes]:
+    """What can be written now, and the end of these bytes, in which a secret may begin: it is held back.
+
+    ArtifactNotSaved if a secret is in the bytes.
+    """
+    if (name := scrubber.found_in(whole)) is not None:
+        raise ArtifactNotSaved(f"call.save(…): the value of {name} is in the bytes; they are not stored", final=True)
+    return whole[: -scrubber.longest], whole[-scrubber.longest :]
 
 
 async def _next(source: AsyncIterator[bytes]) -> bytes | None:

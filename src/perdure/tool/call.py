@@ -11,11 +11,15 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from msgspec import structs
+
 from perdure.core.budget import micros
 from perdure.core.codec import canonical, decode, encode
 from perdure.core.events import Failure, Usage
 from perdure.core.failures import describe
 from perdure.core.outcomes import Returned, Unrecordable
+from perdure.core.redaction import Scrubber
+from perdure.core.trace_context import SpanContext
 from perdure.errors import InvalidInput, NotEncodable
 from perdure.interrupts import is_interrupt
 from perdure.tool import artifact
@@ -62,9 +66,16 @@ class Call:
         on_spend: Callable[[Usage], None] | None = None,
         closers: dict[Hashable, Closer] | None = None,
         vaults: Callable[[Call], Vault] | None = None,
+        secrets: Callable[[str], Any] | None = None,
         reads_only: bool = False,
+        span: SpanContext | Callable[[], SpanContext] | None = None,
+        on_enter: Callable[[Call], Callable[[], None]] | None = None,
     ) -> None:
         self._key = key
+        self._span = span
+        # Called where the tool's function is about to run: makes the attempt's span the current one, with telemetry on.
+        # What it returns undoes that.
+        self.on_enter = on_enter
         self.reads_only = reads_only  # the tool is called by a rehearsal, where no tool with an effect may be called
         self.run_id = run_id
         self.number = number
@@ -80,6 +91,8 @@ class Call:
         self._on_spend = on_spend
         self._closers = closers
         self._vaults = vaults
+        self.secrets = secrets  # the resolver: where the values of secrets come from
+        self.scrubber: Scrubber | None = None  # the values of the secrets of this attempt; None: it has no secrets
         self.clock: Callable[[], float] = time.monotonic  # with a heartbeat time-out: the clock of the attempt's loop
         self.heard_s = 0.0  # the time of the last heartbeat, by `clock`
         self.keeps = False  # the keeper of progress was told that there is a new progress (engine/local/progress.py)
@@ -100,6 +113,22 @@ class Call:
         return self._key
 
     @property
+    def span(self) -> SpanContext | None:
+        """The span of this attempt; if this worker reports no spans, the one that has started the run, if it is known."""
+        if callable(self._span):
+            self._span = self._span()
+        return self._span
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The trace context to send with a request: `traceparent`, and `tracestate` if there is one (W3C Trace Context).
+
+        Empty if this worker reports no spans and the run was not started inside a trace. Clients that are instrumented with
+        OpenTelemetry send these headers themselves.
+        """
+        return {} if self.span is None else self.span.headers
+
+    @property
     def cancelled(self) -> bool:
         """Should the tool stop, because of a time-out, a cancel or a drain? A slow sync tool should check this."""
         return self._cancelled
@@ -114,6 +143,22 @@ class Call:
             raise InvalidInput('call.connection exists only in a tool with effect="transaction" that an agent has called')
         return self._connection
 
+    def sqlalchemy(self) -> Any:
+        """Only for `effect="transaction"` and a journal in PostgreSQL: a Connection of SQLAlchemy in that transaction.
+
+        It has the limits of `connection`: no transaction control, and nothing in perdure's own tables. SQLAlchemy 2 must
+        be installed. Each use in a call returns the same object, which ends with the tool.
+        """
+        return self.connection.sqlalchemy()
+
+    def session(self) -> Any:
+        """Like `sqlalchemy`, for the ORM: a Session in the transaction of this tool.
+
+        What is pending is sent when the tool has returned, or by `session.flush()`. `session.commit()` is refused: the
+        journal commits the rows together with the result of the call.
+        """
+        return self.connection.session()
+
     def save(self, data: Data, *, content_type: str = "application/octet-stream") -> Pending[Artifact]:
         """Store large bytes. Returns a pointer: `await call.save(…)`, or `call.save(…).wait()` in a sync tool.
 
@@ -121,11 +166,12 @@ class Call:
         iterator, only some chunks are in memory at a time. The bytes are durable before the call's result is recorded.
         Return the artifact, or a value that contains it: an artifact that no result of its call names is an orphan,
         which `perdure prune --orphans` deletes. ArtifactNotSaved if the bytes are too large for the database and the
-        setting `artifacts` names no other place, or if that place cannot be reached.
+        setting `artifacts` names no other place, if that place cannot be reached, or if a secret of this attempt is in the
+        bytes.
         """
         if self._connection is not None:
             return artifact.save(NoVault(_IN_TRANSACTION), data, content_type)
-        return artifact.save(self.vault, data, content_type)
+        return artifact.save(self.vault, data, self.scrub(content_type), self.scrubber)
 
     @property
     def vault(self) -> Vault:
@@ -142,7 +188,7 @@ class Call:
         although its effect may have happened.
         """
         if progress is not None:
-            encoded = encode(progress)
+            encoded = self._without_secrets(encode(progress))
             if len(encoded) > MAX_PROGRESS_BYTES:
                 raise NotEncodable(
                     f"call.heartbeat: the progress takes {len(encoded):,} bytes as JSON; the limit is {MAX_PROGRESS_BYTES:,}: "
@@ -158,7 +204,7 @@ class Call:
         if progress:
             if len(progress) > MAX_PROGRESS_BYTES:
                 raise ValueError(f"a heartbeat of {len(progress):,} bytes")
-            self._progress = canonical(progress, "the heartbeat")
+            self._progress = self._without_secrets(canonical(progress, "the heartbeat"))
         self.heard_s = self.clock()
         if self._on_heartbeat is not None:
             self._on_heartbeat(self)
@@ -188,7 +234,7 @@ class Call:
         exception, the attempt has failed, although its effect may have happened. So catch the exception if the values
         come from a service.
         """
-        more = checked(Usage(micros(usd, "call.spend(usd=)"), tokens_in, tokens_out, tokens_cached, model), "call.spend()")
+        more = checked(Usage(micros(usd, "call.spend(usd=)"), tokens_in, tokens_out, tokens_cached, self.scrub(model)), "call.spend()")
         with _ADDING:
             self._usage = checked(added(self._usage, more), "call.spend(), with what was spent before")
         if self._on_spend is not None:
@@ -204,8 +250,16 @@ class Call:
 
         A sum that is too large is cut to the maximum. An exception here would lose the answer of the tool.
         """
+        more = structs.replace(more, model=self.scrub(more.model))
         with _ADDING:
             self._usage = capped(added(self._usage, more))
+
+    def scrub(self, text: Any) -> Any:
+        """The text without the secrets of this attempt. A value that is no text is returned as it is."""
+        return text if self.scrubber is None or not isinstance(text, str) else self.scrubber.text(text)
+
+    def _without_secrets(self, encoded: bytes) -> bytes:
+        return encoded if self.scrubber is None else self.scrubber.json(encoded)
 
     def at_end(self, owner: Hashable, close: Closer) -> bool:
         """Await `close()` when the worker of this call ends, once for each `owner`. Returns True if `owner` is new.
@@ -226,14 +280,17 @@ class Call:
         return f"<Call {self.number} of run {self.run_id or '(none)'}, attempt {self.attempt}>"
 
 
-def recordable(tool: Any, value: Any) -> Returned | Unrecordable:
-    """The end of an attempt whose function returned this value."""
+def recordable(tool: Any, value: Any, call: Call) -> Returned | Unrecordable:
+    """The end of an attempt whose function returned this value.
+
+    A secret in the result is replaced. To refuse the result would be worse: the effect has happened.
+    """
     try:
-        return Returned(tool.encode_result(value))
+        return Returned(call._without_secrets(tool.encode_result(value)))
     except BaseException as error:  # the effect has happened: an error here must not count as a failure of the call
         if inspect.iscoroutine(value):
             value.close()
         if is_interrupt(error):
             raise
         kind = "NotEncodable" if isinstance(error, NotEncodable) else type(error).__name__
-        return Unrecordable(Failure(kind="not_encodable", type=kind, message=describe(error).message))
+        return Unrecordable(Failure(kind="not_encodable", type=kind, message=describe(error, scrub=call.scrub).message))

@@ -23,6 +23,7 @@ from perdure.core.approval import Approval
 from perdure.core.events import OF_TOOL, Effect
 from perdure.core.machine import current
 from perdure.core.rate import Rate
+from perdure.core.redaction import Found, filled_in
 from perdure.core.retry import Retry
 from perdure.errors import InvalidInput, NotEncodable
 from perdure.tool import hooks
@@ -31,6 +32,8 @@ from perdure.tool.call import Call
 from perdure.tool.describe import argument_schema, documented, properties_of
 from perdure.tool.hooks import Compensator, Hook, Simulator
 from perdure.tool.policy import Predicate, policy_of
+from perdure.tool.redact import redaction_of
+from perdure.tool.secret import resolve
 from perdure.tool.signature import EMPTY, Parameter, Signature
 from perdure.tool.spend import Cost, estimated
 
@@ -48,7 +51,7 @@ def pin_of(
     """
     # If a parameter needs pydantic, the pin contains the fields of its class and not only the name. For all other
     # parameters pydantic is not used, so that it need not be loaded.
-    structured = [parameter for parameter in parameters if parameter.exact == frozenset()]
+    structured = [parameter for parameter in parameters if parameter.exact == frozenset() and not parameter.is_secret]
     whole = {
         "name": name,
         "effect": effect,
@@ -71,7 +74,8 @@ def _default(parameter: Parameter) -> str | None:
     if parameter.default is EMPTY:
         return None
     try:
-        return codec.encode(parameter.default).decode("utf-8", "replace")
+        default = parameter.coerce(parameter.default) if parameter.is_secret else parameter.default
+        return codec.encode(default).decode("utf-8", "replace")
     except NotEncodable:
         return type(parameter.default).__qualname__
 
@@ -85,7 +89,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}(\.undo)?\Z")
 _OPTIONS = (
     *("effect", "name", "timeout", "heartbeat_timeout", "settle", "retry", "key_window"),
-    *("isolate", "pass_env", "approval", "rate", "cost"),
+    *("isolate", "pass_env", "approval", "rate", "cost", "redact", "redact_result"),
 )
 _LONGEST_S = 366 * 86_400.0
 _KEY_WINDOW = timedelta(hours=24)
@@ -116,6 +120,8 @@ class Tool(Generic[P, R]):
         approval: bool | Predicate | Approval | None = None,
         rate: Rate | None = None,
         cost: Cost | None = None,
+        redact: Collection[str] = (),
+        redact_result: Collection[str] = (),
         names: Mapping[str, Any] | None = None,
     ) -> None:
         self.fn = fn
@@ -132,6 +138,9 @@ class Tool(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(fn)
         self.rate = _rate(rate, self.name)
         self.estimate = estimated(cost, f"tool {self.name}: cost")
+        self.redaction = redaction_of(redact, f"tool {self.name}: redact")
+        self.result_redaction = redaction_of(redact_result, f"tool {self.name}: redact_result")
+        self.redacted: dict[str, Found] = {}  # of one call: the values of its redacted arguments, by their digests
         self.reconciler: Hook | None = None
         self.compensator: Compensator | None = None
         self.simulator: Simulator | None = None
@@ -158,18 +167,42 @@ class Tool(Generic[P, R]):
         InvalidInput for arguments that do not fit. The coroutine raises ToolFailed, or a subclass of it, if the call
         failed and is not tried again.
         """
-        encoded = self._signature.bind(args, kwargs)
+        encoded = self.bind(args, kwargs)
         machine = current()
-        return self._run_here(encoded) if machine is None else machine.call_tool(self, encoded)
+        if machine is None:
+            return self._run_here(encoded)
+        return machine.call_tool(*self.for_call(encoded))
+
+    def for_call(self, encoded: bytes) -> tuple[Tool[..., Any], bytes]:
+        """The callee and the recorded arguments of a call with these arguments."""
+        if self.redaction is None:
+            return self, encoded
+        # The machine and the journal get the digests. The values are in the callee of this call, in memory: an agent that
+        # is replayed computes its arguments again, so that they are here again.
+        callee: Tool[..., Any] = copy.copy(self)
+        recorded, callee.redacted = self.redaction.redacted(encoded)
+        return callee, recorded
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """Canonical JSON of all named arguments, with defaults. InvalidInput names the parameter that is wrong."""
-        return self._signature.bind(args, kwargs)
+        """Canonical JSON of all named arguments, with defaults. InvalidInput names the parameter that is wrong.
+
+        A value that was redacted in a journal, so that only its digest is left, is refused.
+        """
+        return filled_in(self._signature.bind(args, kwargs), {}, f"tool {self.name}")
+
+    def clear(self, encoded: bytes) -> bytes:
+        """The arguments of this call with the values of their redacted fields. InvalidInput if a value is not known."""
+        return filled_in(encoded, self.redacted, f"tool {self.name}")
 
     @property
     def takes(self) -> list[str]:
         """The names of the tool's arguments, without the Call."""
         return self._signature.names
+
+    @property
+    def takes_secrets(self) -> dict[str, bool]:
+        """The parameters that take a secret; True: the parameter has a default."""
+        return self._signature.secrets_with_default
 
     def misfits(self, given: Mapping[str, Any], later: Collection[str]) -> list[str]:
         """All problems with these named arguments. For the names in `later`, the values are not known yet."""
@@ -181,9 +214,18 @@ class Tool(Generic[P, R]):
         For example, they still fit after a parameter with a default was added.
         """
         try:
-            return self._signature.bind((), codec.decode(encoded))
+            bound = self._signature.rebind(self.clear(encoded))
+            return bound if self.redaction is None else self.redaction.redacted(bound)[0]
         except InvalidInput:
             return None
+
+    def secrets_in(self, encoded: bytes) -> frozenset[str]:
+        """The names of the secrets in the arguments of a recorded call."""
+        return self._signature.secrets_in(encoded)  # a secret has no fields, so it is never redacted
+
+    def with_secrets(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that `bind` has made, with a Secret for each reference: to call the tool with them."""
+        return self._signature.with_secrets(bound)
 
     def with_call(self, arguments: dict[str, Any], call: Call) -> dict[str, Any]:
         """The arguments, plus the Call if the function has a parameter for the Call."""
@@ -193,7 +235,11 @@ class Tool(Generic[P, R]):
     def encode_result(self, value: Any) -> bytes:
         """Canonical JSON of what the function returned. NotEncodable says why the value cannot be encoded."""
         converter = self._signature.result_converter
-        return codec.encode(value) if converter is None else converter.encode(value)
+        return self.redact_encoded(codec.encode(value) if converter is None else converter.encode(value))
+
+    def redact_encoded(self, encoded: bytes) -> bytes:
+        """The result as it is recorded. The agent gets it like this too, live and in a replay."""
+        return encoded if self.result_redaction is None else self.result_redaction.redacted(encoded)[0]
 
     def decode_result(self, encoded: bytes) -> R:
         """The result in the type of the return annotation, or as plain JSON if that type cannot be rebuilt."""
@@ -210,7 +256,7 @@ class Tool(Generic[P, R]):
 
         False, True, or the reason to show. If the policy fails, the call needs an approval.
         """
-        return False if self._policy is None else self._policy.asks(lambda: self.arguments(args))
+        return False if self._policy is None else self._policy.asks(lambda: self.arguments(self.clear(args)))
 
     def editable_schema(self) -> dict[str, Any]:
         """The JSON Schema of the arguments that a decision may change."""
@@ -225,7 +271,9 @@ class Tool(Generic[P, R]):
         before, after = codec.decode(args), codec.decode(edited)
         if not isinstance(after, dict):
             raise InvalidInput(f"tool {self.name}: the edited arguments are not an object")
-        self._signature.bind((), after)
+        if self.redaction is not None and self.redaction.redacted(edited)[1]:
+            raise InvalidInput(f"tool {self.name}: a field that is redacted may not be edited: the journal would have it")
+        self._signature.bind((), self._signature.with_secrets(codec.decode(self.clear(edited))))
         fixed = [name for name in {**before, **after} if name not in self._editable]
         for name in fixed:
             if name not in before or name not in after or codec.encode(after[name]) != codec.encode(before[name]):
@@ -323,7 +371,7 @@ class Tool(Generic[P, R]):
         async def undo_async(arguments: dict[str, Any], result: Any, call: Call) -> Any:
             return await hook.fn(**given(arguments, result, call))
 
-        return Tool(
+        undoing: Tool[..., Any] = Tool(
             undo_async if hook.is_async else undo,
             effect=hook.effect,
             name=f"{self.name}.undo",
@@ -334,6 +382,9 @@ class Tool(Generic[P, R]):
             key_window=self.key_window_s,
             rate=self.rate,
         )
+        # The hook gets the secrets of the call that it undoes.
+        undoing.secrets_in = lambda encoded: self.secrets_in(codec.encode(codec.decode(encoded)["arguments"]))  # type: ignore[method-assign]
+        return undoing
 
     def __repr__(self) -> str:
         return f"<tool {self.name} effect={self.effect}>"
@@ -344,7 +395,17 @@ class Tool(Generic[P, R]):
             raise InvalidInput(
                 f"tool {self.name} ({self.effect}) is not called: a rehearsal calls only read tools, and the body of a read tool calls this one"
             )
-        kwargs = self.with_call(self.arguments(encoded), Call.outside())
+        call = Call.outside()
+        if names := self.secrets_in(encoded):
+            call.scrubber = await resolve(names, caller.secrets if isinstance(caller, Call) else None)
+            token = in_call.set(call)  # so that the secrets in the arguments are those of this call
+            try:
+                arguments = self.arguments(encoded)
+            finally:
+                in_call.reset(token)
+        else:
+            arguments = self.arguments(encoded)
+        kwargs = self.with_call(arguments, call)
         if self.is_async:
             return cast(R, await self.fn(**kwargs))
         return cast(R, await asyncio.to_thread(self.fn, **kwargs))
@@ -380,7 +441,10 @@ class Tool(Generic[P, R]):
 
     @property
     def _editable(self) -> tuple[str, ...]:
-        return () if self._policy is None else self._policy.approval.editable
+        if self._policy is None:
+            return ()
+        # A person who decides must not name another secret.
+        return tuple(name for name in self._policy.approval.editable if name not in self._signature.secrets)
 
     @cached_property
     def _documented(self) -> tuple[str, dict[str, str]]:
@@ -440,6 +504,8 @@ def tool(
     approval: bool | Predicate | Approval | None = None,
     rate: Rate | None = None,
     cost: Cost | None = None,
+    redact: Collection[str] = (),
+    redact_result: Collection[str] = (),
 ) -> Declare: ...
 def tool(fn: Any = None, /, **options: Any) -> Any:
     """Declare a tool: `@tool` or `@tool(effect="keyed", …)` on a sync or async function.
@@ -457,6 +523,9 @@ def tool(fn: Any = None, /, **options: Any) -> Any:
 
     With `isolate`, the function runs in its own process. That process gets the worker's environment without the
     secrets of perdure and of its models. `pass_env` names secrets that the process gets too.
+
+    `redact` names fields of the arguments, and `redact_result` fields of the result, that are stored only as a keyed
+    digest: paths such as "card.number" or "items.*.cvv", or "key:cvv" for this key at any depth.
     """
     if fn is not None:
         return Tool(fn, **options, names=sys._getframe(1).f_locals)

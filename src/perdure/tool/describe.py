@@ -38,6 +38,7 @@ def documented(fn: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 def properties_of(parameters: Sequence[Parameter], words: Mapping[str, str]) -> dict[str, Any]:
     """{"properties": …}. If the properties refer to shared definitions, also "$defs"."""
+    parameters = [parameter for parameter in parameters if not parameter.is_secret]  # only code fills a secret in
     wanted = {parameter.name: Any if parameter.annotation is EMPTY else parameter.annotation for parameter in parameters}
     plain = {name: plain_schema(annotation) for name, annotation in wanted.items()}
     structured = {name: wanted[name] for name, schema in plain.items() if schema is None}
@@ -75,6 +76,6 @@ def _of_pydantic(annotations: Mapping[str, Any]) -> tuple[dict[str, dict[str, An
 
 def argument_schema(parameters: Sequence[Parameter], words: Mapping[str, str]) -> dict[str, Any]:
     """The JSON Schema of all arguments as one object."""
-    required = [parameter.name for parameter in parameters if parameter.default is EMPTY]
+    required = [parameter.name for parameter in parameters if parameter.default is EMPTY and not parameter.is_secret]
     schema = {"type": "object", **properties_of(parameters, words), "additionalProperties": False}
     return schema | ({"required": required} if required else {})

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from perdure.core.codec import decode, encode
 from perdure.errors import InvalidInput, NotEncodable
 from perdure.tool.call import Call
+from perdure.tool.secret import Secret, name_in, recorded
 
 if TYPE_CHECKING:
     from perdure.tool.convert import Converter
@@ -43,6 +44,7 @@ class Parameter:
         optional = parameter.default is None and exact_types(annotation) is not None
         self.annotation = typing.Optional[annotation] if optional else annotation  # noqa: UP045 – `|` does not work with every annotation
         self.exact = exact_types(self.annotation)
+        self.is_secret = _is_secret(self.annotation)
 
     @cached_property
     def converter(self) -> Converter:
@@ -60,6 +62,8 @@ class Parameter:
 
     def coerce(self, value: Any) -> Any:
         """The argument as a JSON value."""
+        if self.is_secret:
+            return self._reference(value)
         from perdure.tool.convert import Unusable
 
         try:
@@ -69,10 +73,23 @@ class Parameter:
 
     def rebuild(self, plain: Any) -> Any:
         """The typed argument, made from a JSON value whose type is not one of the exact types."""
+        if self.is_secret:
+            name = name_in(plain)
+            if name is None and (plain is not None or self.annotation is Secret):
+                raise self.refuse("the recorded value is no reference to a secret")
+            return None if name is None else Secret(name)  # a new object: it belongs to the call that gets it
         try:
             return self.converter.rebuild(plain)
         except ValueError as error:
             raise self.refuse(f"the recorded value does not fit any more: {error}") from None
+
+    def _reference(self, value: Any) -> Any:
+        """The reference to a secret. Only code makes a Secret: JSON that looks like one is refused, and not shown."""
+        if isinstance(value, Secret):
+            return recorded(value)
+        if value is None and self.annotation is not Secret:
+            return None
+        raise self.refuse(f'it takes a Secret, not a {type(value).__name__}: the agent\'s own code passes Secret("name")')
 
     def refuse(self, why: str) -> InvalidInput:
         return InvalidInput(f"{self._label}, parameter {self.name}: {why}")
@@ -109,6 +126,25 @@ class Signature:
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         return tuple(Parameter(self._label, *self._resolved(name)) for name in self.names)
+
+    @cached_property
+    def secrets(self) -> tuple[str, ...]:
+        """The names of the parameters that take a secret."""
+        return tuple(parameter.name for parameter in self.parameters if parameter.is_secret)
+
+    @property
+    def secrets_with_default(self) -> dict[str, bool]:
+        """The parameters that take a secret; True: the parameter has a default."""
+        return {name: self._by_name[name].default is not EMPTY for name in self.secrets}
+
+    def secrets_in(self, encoded: bytes) -> frozenset[str]:
+        """The names of the secrets in these recorded arguments."""
+        if not self.secrets:
+            return frozenset()
+        plain = decode(encoded)
+        # An argument that the recorded call does not have is the default of the parameter.
+        given = (plain[name] if name in plain else self._by_name[name].coerce(self._by_name[name].default) for name in self.secrets)
+        return frozenset(name for one in given if (name := name_in(one)) is not None)
 
     @cached_property
     def result_converter(self) -> Converter | None:
@@ -166,6 +202,15 @@ class Signature:
         except NotEncodable as error:
             raise NotEncodable(f"{self._label}: {error}") from None
 
+    def rebind(self, encoded: bytes) -> bytes:
+        """`bind` for arguments that were recorded before. Only here, a reference in JSON becomes a Secret again."""
+        return self.bind((), self.with_secrets(decode(encoded)))
+
+    def with_secrets(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that `bind` has made of named values, with a Secret for each reference."""
+        secrets = {name: Secret(found) for name in self.secrets if (found := name_in(bound.get(name))) is not None}
+        return {**bound, **secrets}
+
     def misfits(self, given: Mapping[str, Any], later: Collection[str]) -> list[str]:
         """All problems with these named arguments. For the names in `later`, the values are not known yet."""
         found = [f"the argument {ascii(name)[1:-1]} is unknown; it takes {self._takes()}" for name in given if name not in self._by_name]
@@ -194,6 +239,8 @@ class Signature:
             if value is EMPTY:
                 raise parameter.refuse("the recorded call does not have it, and it has no default")
             exact = parameter.exact
+            if parameter.is_secret and value is parameter.default:
+                value = parameter.coerce(value)
             typed[parameter.name] = value if exact is None or type(value) in exact else parameter.rebuild(value)
         if plain:
             raise InvalidInput(f"{self._label}: the recorded call has {', '.join(map(ascii, plain))}, but it takes {self._takes()}")
@@ -282,6 +329,10 @@ def _is_call(annotation: Any) -> bool:
         # If Call is imported only under `if TYPE_CHECKING:`, the annotation can never be resolved: compare the text.
         return annotation.replace(" ", "").removesuffix("|None").rpartition(".")[2] == "Call"
     return annotation is Call or (_is_union(annotation) and set(typing.get_args(annotation)) == {Call, type(None)})
+
+
+def _is_secret(annotation: Any) -> bool:
+    return annotation is Secret or (_is_union(annotation) and set(typing.get_args(annotation)) == {Secret, type(None)})
 
 
 def _is_union(annotation: Any) -> bool:

@@ -304,6 +304,11 @@ def _talker(version: str, told: str, *tools: Any) -> ReAct:
 talker_1 = _talker("1", "be brief", look, refund)
 talker_2 = _talker("2", "be kind", refund, put)
 
+_REFUND = uses(use("refund", order="o-1", cents=20_000))
+listener = ReAct(
+    "listener", model=Scripted([_REFUND, _REFUND, uses(use("refund", order="o-1", cents=100)), "that is all"]), tools=[refund], version="1"
+)
+
 planned = Plan(
     "planned",
     steps=[
@@ -363,6 +368,7 @@ AGENTS = [
     poisoned,
     thinker,
     talker_1,
+    listener,
     talker_2,
     thrifty,
     planned,

@@ -141,6 +141,11 @@ class ServerConnections:
             raise type(found)(*found.args)  # each waiting task raises its own copy, and adds its traceback to the copy
         return found
 
+    def retire(self) -> None:
+        """Accept no new requests on the connection. It ends when the requests under way have completed."""
+        if self._live is not None:
+            self._live.retire()
+
     async def close(self) -> None:
         """End the connection and the requests under way, and wait until the server's process has ended."""
         for keeper, live in self._keepers.items():

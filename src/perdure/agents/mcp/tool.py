@@ -24,6 +24,7 @@ from perdure.core import codec
 from perdure.core.approval import Approval
 from perdure.core.events import OF_TOOL, Effect
 from perdure.core.machine import current
+from perdure.core.redaction import filled_in
 from perdure.core.retry import PATIENT
 from perdure.errors import InvalidInput, NotEncodable
 from perdure.tool.call import Call
@@ -129,7 +130,8 @@ class McpTool:
         """Canonical JSON of the arguments. If an argument does not fit the schema, InvalidInput names the argument."""
         if args:
             raise InvalidInput(f"tool {self._callee.name}: its arguments have names only; say {self.name}(name=value)")
-        return self._callee.takes.encoded(f"tool {self._callee.name}", kwargs)
+        label = f"tool {self._callee.name}"
+        return filled_in(self._callee.takes.encoded(label, kwargs), {}, label)
 
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of the arguments, from the run's recorded list of tools."""
@@ -161,11 +163,16 @@ class _Callee:
     settle_s = None
     shows_key = True
     keyless = False
+    secrets: frozenset[str] = frozenset()
 
     def __init__(self, name: str, effect: Effect, timeout_s: float) -> None:
         self.name = name
         self.effect = effect
         self.timeout_s = timeout_s
+
+    def secrets_in(self, encoded: bytes) -> frozenset[str]:
+        """The secrets of the server's headers or environment. The arguments of an MCP tool cannot have secrets."""
+        return self.secrets
 
     def arguments(self, encoded: bytes) -> dict[str, Any]:
         return {"arguments": codec.decode(encoded)}

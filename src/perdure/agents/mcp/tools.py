@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 from weakref import WeakKeyDictionary
 
 from perdure.agents.mcp import errors
@@ -38,6 +39,7 @@ from perdure.core.machine import Machine, current
 from perdure.errors import InvalidInput, NotReady, NotSent
 from perdure.run import Run
 from perdure.tool.call import Call
+from perdure.tool.secret import Secret, resolve
 
 if TYPE_CHECKING:
     from perdure.agents.mcp.connection import Live, ServerConnections
@@ -59,8 +61,8 @@ def mcp(
     server: str | Sequence[str],
     *,
     name: str | None = None,
-    env: Mapping[str, str] | None = None,
-    headers: Mapping[str, str] | None = None,
+    env: Mapping[str, str | Secret] | None = None,
+    headers: Mapping[str, str | Secret] | None = None,
     timeout: float | timedelta = 60,
     effects: Mapping[str, Effect] | None = None,
     approval: Mapping[str, Policy] | None = None,
@@ -70,7 +72,7 @@ def mcp(
 
     `server`: a command (stdio) or an http(s) URL (streamable HTTP). `name`: the server's name in journals. `env`:
     environment variables for the server's process, which inherits only a few others. `headers`: sent with every HTTP
-    request. `timeout`: the time limit of each attempt of a call. `effects`: the server's name of a tool → the effect
+    request. A value in `env` or `headers` may be a Secret, or a text with one: f"Bearer {Secret('warehouse')}". `timeout`: the time limit of each attempt of a call. `effects`: the server's name of a tool → the effect
     class, which replaces the annotations of the tool. `approval`: the server's name of a tool → a policy, as in
     `@tool(approval=…)`. `only`: the tools to use; other tools are not offered.
     """
@@ -87,8 +89,8 @@ class McpServer:
         server: str | Sequence[str],
         *,
         name: str | None,
-        env: Mapping[str, str] | None,
-        headers: Mapping[str, str] | None,
+        env: Mapping[str, str | Secret] | None,
+        headers: Mapping[str, str | Secret] | None,
         timeout: float | timedelta,
         effects: Mapping[str, Effect] | None,
         approval: Mapping[str, Policy] | None,
@@ -101,7 +103,8 @@ class McpServer:
         self.address = address_of(self._where)
         self._env = _texts(env, "env")
         self._headers = _texts(headers, "headers")
-        self._secrets = secrets_of(self._where, self._headers, self._env)
+        texts = (*self._headers.values(), *self._env.values())
+        self._named = frozenset(name for text in texts for name in _MARKED.findall(text))
         if isinstance(self._where, tuple) and headers:
             raise InvalidInput(f"mcp({self.address}): headers are for a URL; a process has env={{…}}")
         if isinstance(self._where, str) and env:
@@ -115,11 +118,12 @@ class McpServer:
         if isinstance(only, str):
             raise InvalidInput(f"mcp(only={only!r:.60}): a list of tool names")
         self._only = None if only is None else tuple(only)
-        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[ServerConnections, Faults | None]] = WeakKeyDictionary()
+        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connected] = WeakKeyDictionary()
         # Event loop → the number of workers on this loop that use the server.
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._pinned: WeakKeyDictionary[Machine, Listing] = WeakKeyDictionary()
         self._list = ListCallee(self.name, self._timeout_s, self._listing_now)
+        self._list.secrets = self._named
 
     async def toolset(self, run: Run | None = None, taken: Collection[str] = ()) -> list[McpTool]:
         """The tools of the server.
@@ -151,9 +155,9 @@ class McpServer:
 
     async def close(self) -> None:
         """End this loop's connection, and with it the server's process. The next call opens a new connection."""
-        connections, _ = self._connections.pop(asyncio.get_running_loop(), (None, None))
-        if connections is not None:
-            await connections.close()
+        connected = self._connections.pop(asyncio.get_running_loop(), None)
+        if connected is not None:
+            await connected.connections.close()
 
     def pin(self) -> str:
         """16 hex digits: a digest of the server's name, its URL, and the options `effects`, `approval` and `only`.
@@ -217,6 +221,7 @@ class McpServer:
         effect = self._effects.get(offered.name, offered.effect)
         perform, approval = partial(self._perform, pinned), self._approval.get(offered.name)
         callee = McpCallee(f"{self.name}.{in_journal}", offered, effect, self._timeout_s, approval, perform)
+        callee.secrets = self._named
         return McpTool(name, offered, callee)
 
     # -- a call -------------------------------------------------------------------------------------------------------
@@ -239,7 +244,7 @@ class McpServer:
         if call.at_end(self, self._leave):
             self._users[loop] = self._users.get(loop, 0) + 1
         try:
-            return await (await self._connections_here()).live()
+            return await (await self._connections_here(call)).live()
         except asyncio.CancelledError:
             if not call.run_id:  # outside of a run the CancelledError is not replaced
                 raise
@@ -317,31 +322,47 @@ class McpServer:
             live.retire()
 
     # -- the connection -----------------------------------------------------------------------------------------------
-    async def _connections_here(self) -> ServerConnections:
+    async def _connections_here(self, call: Call) -> ServerConnections:
         loop = asyncio.get_running_loop()
         if loop not in self._connections:
             await asyncio.to_thread(_import_sdk)  # the import takes almost a second and must not block the loop
-        if loop not in self._connections:
-            self._connections[loop] = self._new_connections()
-        return self._connections[loop][0]
+        if self._named and call.scrubber is None:  # outside of a run
+            call.scrubber = await resolve(self._named, call.secrets)
+        values = {} if call.scrubber is None else call.scrubber.values
+        connected = self._connections.get(loop)
+        if connected is not None and connected.values != values:
+            connected.connections.retire()  # a secret has another value now
+            connected = None
+        if connected is None:
+            connected = self._connections[loop] = self._new_connections(values)
+        return connected.connections
 
-    def _new_connections(self) -> tuple[ServerConnections, Faults | None]:
+    @property
+    def _secrets(self) -> tuple[str, ...]:
+        """What must not be shown of what the server says."""
+        connected = self._connections.get(asyncio.get_running_loop())
+        return secrets_of(self._where, self._headers, self._env) if connected is None else connected.secrets
+
+    def _new_connections(self, values: dict[str, str]) -> _Connected:
         from perdure.agents.mcp.connection import ServerConnections
         from perdure.agents.mcp.stdio import Stdio
 
         where = self._where
+        headers, env = ({name: _filled(text, values) for name, text in texts.items()} for texts in (self._headers, self._env))
+        secrets = secrets_of(where, headers, env)
         if isinstance(where, tuple):
-            process = partial(Stdio, self.name, where, self._env, self._secrets)
-            return ServerConnections(self.name, self.address, process, _OPEN_S, self._recovered, self._secrets), None
+            process = partial(Stdio, self.name, where, env, secrets)
+            return _Connected(ServerConnections(self.name, self.address, process, _OPEN_S, self._recovered, secrets), None, values, secrets)
         from perdure.agents.mcp.http import Faults, streamable
 
         faults = Faults()
-        transport = partial(streamable, where, self._headers, self._timeout_s, faults, self._secrets)
-        return ServerConnections(self.name, self.address, transport, _OPEN_S, self._recovered, self._secrets), faults
+        transport = partial(streamable, where, headers, self._timeout_s, faults, secrets)
+        return _Connected(ServerConnections(self.name, self.address, transport, _OPEN_S, self._recovered, secrets), faults, values, secrets)
 
     def _recovered(self, error: BaseException) -> BaseException:
         """The original error of an HTTP request, if this error has a ticket. If it has no ticket, the error itself."""
-        _, faults = self._connections.get(asyncio.get_running_loop(), (None, None))
+        connected = self._connections.get(asyncio.get_running_loop())
+        faults = None if connected is None else connected.faults
         innermost = errors.innermost(error)
         return error if faults is None else faults.redeem(getattr(innermost, "data", None)) or error
 
@@ -351,8 +372,25 @@ def _import_sdk() -> None:
         import_module(module)
 
 
-def _texts(given: Mapping[str, str] | None, what: str) -> dict[str, str]:
-    texts = dict(given or {})
+class _Connected(NamedTuple):
+    """The connections of one event loop, and the values of the secrets that they were opened with."""
+
+    connections: ServerConnections
+    faults: Faults | None
+    values: dict[str, str]
+    secrets: tuple[str, ...]
+
+
+# How a Secret in a text looks: f"Bearer {Secret('warehouse')}".
+_MARKED = re.compile(r"<secret ([A-Za-z0-9][A-Za-z0-9._-]{0,63})>")
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    return _MARKED.sub(lambda found: values[found[1]], text)
+
+
+def _texts(given: Mapping[str, str | Secret] | None, what: str) -> dict[str, str]:
+    texts: dict[Any, Any] = {key: str(value) if isinstance(value, Secret) else value for key, value in (given or {}).items()}
     for key, value in texts.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidInput(f"mcp({what}=…): {shown(key)} is not text with a text for its value")

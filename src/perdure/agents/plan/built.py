@@ -51,6 +51,7 @@ from perdure.core.state import RunState
 from perdure.errors import InvalidInput, InvalidPlan, NotFound, PlanFailed
 from perdure.models import Answer, Message, Model, ToolResult, ToolSpec, User
 from perdure.run import Run
+from perdure.schedule import Cron, Every, Schedule
 from perdure.tool import Tool
 
 if TYPE_CHECKING:
@@ -363,9 +364,10 @@ class Plan(PlanAgent):
         budget: Budget | None = None,
         circles: Circles | None = None,
         queue: str | None = None,
+        schedule: Schedule | Cron | Every | None = None,
     ) -> None:
         document, callees, problems = _written(name, steps, params, parallel)
-        options = {"version": version, "budget": budget, "circles": circles, "queue": queue}
+        options = {"version": version, "budget": budget, "circles": circles, "queue": queue, "schedule": schedule}
         self._become(sound(document, callees, problems), sys._getframe(1).f_globals, options)
 
     @classmethod
@@ -395,6 +397,7 @@ class Plan(PlanAgent):
         budget: Budget | None = None,
         circles: Circles | None = None,
         queue: str | None = None,
+        schedule: Schedule | Cron | Every | None = None,
     ) -> BuiltAgent[..., dict[str, Any]]:
         """An agent that lets a model write a plan for `goal`, and then follows the plan.
 
@@ -404,7 +407,7 @@ class Plan(PlanAgent):
         plan.
         """
 
-        options = {"version": version, "budget": budget, "circles": circles, "queue": queue}
+        options = {"version": version, "budget": budget, "circles": circles, "queue": queue, "schedule": schedule}
         home = sys._getframe(1).f_globals
         return WrittenPlan(model, tools, goal, name, max_attempts, approval, instructions, home=home, options=options)
 

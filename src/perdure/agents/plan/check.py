@@ -333,8 +333,12 @@ class _Check:
             later = [name for name, value in args.items() if any(True for _ in refs_in(value))]
             for problem in callee.misfits(args, later):
                 self.say(f"{where}{problem}")
+        if approval is not None and getattr(callee, "redaction", None) is not None:
+            self.say(
+                f"{where}approval: {callee.name} has redacted arguments, which this approval would show; give the approval to the tool"
+            )
         if approval is not None and approval.editable:
-            takes = callee.takes
+            takes = [name for name in callee.takes if name not in callee.takes_secrets]  # a decision must not name another secret
             unknown = [name for name in approval.editable if name not in takes]
             if unknown:
                 self.say(f"{where}approval: {shown(unknown[0])} cannot be edited; {callee.name} takes {', '.join(takes) or 'no arguments'}")

@@ -333,7 +333,7 @@ class Following:
     async def _called(self, callee: Any, arguments: dict[str, Any]) -> Any:
         """Call the tool or the agent. Returns the result as JSON."""
         recorded = self._frame is not None
-        called = _made_again(callee, arguments) if recorded else callee(**arguments)
+        called = _made_again(callee, arguments) if recorded else callee(**callee.with_secrets(arguments))
         number = self._run.calls
         if not isinstance(callee, Agent | RecordedAgent):
             self._calls[number] = None
@@ -355,6 +355,9 @@ class Following:
             by, note = f" by {decision.by}" if decision.by else "", f": {decision.note}" if decision.note else ""
             raise InvalidInput(f"it was not approved: {decision.outcome}{by}{note}")
         approved: dict[str, Any] = decision.input
+        for name in getattr(self._plan.callees.get(step.tool), "takes_secrets", ()):
+            if approved.get(name) != arguments.get(name):
+                raise InvalidInput(f"its argument {name} is a secret, which a decision may not change")
         return approved
 
     async def _unless_stopped(self, waiting: Coroutine[Any, Any, T]) -> T:

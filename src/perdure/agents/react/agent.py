@@ -18,6 +18,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from perdure import shell
 from perdure.agent import Agent, AgentFunction, BuiltAgent
@@ -32,7 +33,9 @@ from perdure.agents.react.turns import (
     MESSAGE_TOPIC,
     begun,
     edited,
+    ended_meanwhile,
     failed,
+    held_back,
     is_blank,
     not_called,
     problem,
@@ -53,6 +56,7 @@ from perdure.errors import BudgetExceeded, InvalidInput, ModelRefused, NoAnswer,
 from perdure.models.messages import Answer, Assistant, Message, ToolResult, ToolUse, User
 from perdure.models.model import Model
 from perdure.run import Run
+from perdure.schedule import Cron, Every, Schedule
 
 if TYPE_CHECKING:
     from perdure.agents.react.structured import Output
@@ -100,6 +104,7 @@ class ReAct(BuiltAgent[..., Any]):
         version: str | None = None,
         queue: str | None = None,
         circles: Circles | None = None,
+        schedule: Schedule | Cron | Every | None = None,
         max_tokens: int | None = None,
         checkpoint_bytes: int | None = CHECKPOINT_BYTES,
         summarize: bool | str | Model = False,
@@ -124,7 +129,7 @@ class ReAct(BuiltAgent[..., Any]):
         self.digest = digest = self._digest(model.pin())  # the version, unless one is declared
         former = self._digest(model.former_pin())
         self.former_versions = (former,) if version is None and former != digest else ()
-        options: dict[str, Any] = {"budget": budget, "queue": queue, "circles": circles}
+        options: dict[str, Any] = {"budget": budget, "queue": queue, "circles": circles, "schedule": schedule}
 
         fn = self._function()
         super().__init__(fn, name=name, version=digest if version is None else version, home=sys._getframe(1).f_globals, **options)
@@ -218,6 +223,7 @@ class ReAct(BuiltAgent[..., Any]):
             if (
                 self.checkpoint_bytes is not None
                 and recorded.current() is None
+                and not talk.held  # the next life would not know these calls
                 and talk.has_outgrown(self.checkpoint_bytes)
                 and run.patched(_CHECKPOINTS)
             ):
@@ -248,12 +254,16 @@ class ReAct(BuiltAgent[..., Any]):
             reasks.reset()
             if old is not None and self.output is None and [use.name for use in said.uses] == [FINAL_ANSWER] and FINAL_ANSWER in kit.names:
                 talk.answer([ToolResult(said.uses[0].id, FINAL_ANSWER, ANSWER_TAKEN)])
+                talk.withdraw()
                 talk.hear()  # only a message of a person made the run go on after its answer
             elif self._takes_typed(kit) and (not said.uses or [use.name for use in said.uses] == [FINAL_ANSWER]):
                 final = self._typed(talk, said, reasks)
-                if final is not None and not talk.hear():
-                    return final
+                if final is not None:
+                    talk.withdraw()
+                    if not talk.hear():
+                        return final
             elif not said.uses:
+                talk.withdraw()
                 if not talk.hear():
                     return said.text
             elif old is None and turn >= self.max_turns:
@@ -310,6 +320,8 @@ class _Talk:
         self.turn = 1  # the turn with which this life begins
         self.reasked = (0, 0)
         self.has_named = False  # True: the journal already contains the names of the available tools
+        self.held: list[_Made] = []  # calls that wait for approvals: the model's next answer keeps or withdraws them
+        self._to_tell: list[User] = []
         self._prompt = next((message.text for message in messages if isinstance(message, User)), "")
         self._ids = use_ids(messages)
         self._begun_bytes = self._bytes = _size(messages)
@@ -350,8 +362,27 @@ class _Talk:
     def hear(self) -> bool:
         """Add the messages that people have sent since the last call of this method. False: there were none."""
         heard = [said for said in map(spoken, self.run.receive_all(MESSAGE_TOPIC)) if said is not None]
+        heard, self._to_tell = [*self._to_tell, *heard], []
         self.messages.extend(heard)
         return bool(heard)
+
+    def take_held(self, name: str, args: bytes) -> _Made | None:
+        """The call with this tool and these arguments that is held, if there is one: the model wants it again."""
+        for one in self.held:
+            if (one.use.name, one.args) == (name, args):
+                self.held.remove(one)
+                return one
+        return None
+
+    def withdraw(self) -> None:
+        """The model has answered, and does not want the calls that are still held."""
+        for one in self.held:
+            if not one.outcome.done():
+                one.outcome.cancel()
+            elif not one.outcome.cancelled() and one.outcome.exception() is None:
+                # It has ended meanwhile: a person rejected it, it has expired, or it was made before the run was reopened.
+                self._to_tell.append(ended_meanwhile(one.outcome.result()))
+        self.held = []
 
     def add(self, answer: Answer) -> Assistant:
         """Add the model's answer in a valid form (`sound`). The results of its tool uses must be added next."""
@@ -407,35 +438,78 @@ class _Reasks:
         return f"This is not the answer that is wanted: {why}"
 
 
+class _Made:
+    """A call that the model wants, or why it was not made. `args` is set while the call is held."""
+
+    __slots__ = ("args", "number", "outcome", "use")
+
+    def __init__(self, use: ToolUse, number: int, outcome: Coroutine[Any, Any, ToolResult]) -> None:
+        self.use = use  # with the name that the model gave
+        self.number = number  # 0: no call was made
+        self.outcome = asyncio.ensure_future(outcome)
+        self.args = b""
+
+
 async def _use(talk: _Talk, kit: Kit | RecordedKit, wanted: Sequence[ToolUse], said: Assistant) -> list[ToolResult]:
     """Call the tools that the model wants, in parallel, and wait for all calls.
 
     `wanted`: the tool uses with the names that the model gave. In `said` the names are valid for providers.
+
+    If a person sends a message while calls wait for approvals, these calls are held, and the model is asked before they
+    begin. If the model wants the same call again, it is the same call, with the same approval. Otherwise it is withdrawn.
     """
     run = talk.run
     chosen: list[str | None] = []
-    pending: list[Coroutine[Any, Any, ToolResult]] = []
+    made: list[_Made] = []
     for place, (asked, use) in enumerate(zip(wanted, said.uses, strict=True)):
         why = f"{MAX_USES} tools in one answer are the most; this is one too many" if place >= MAX_USES else None
         if asked.name == FINAL_ANSWER and FINAL_ANSWER in kit.names:
             why = "give the final answer alone, once you have seen what came of the others"
         if why is None:
             try:
-                call = kit.call(asked)
-                pending.append(_observe(run, kit, use, run.calls, call))
+                again = talk.take_held(asked.name, kit.args(asked)) if talk.held else None
+                if again is None:
+                    call = kit.call(asked)
+                    made.append(_Made(asked, run.calls, _observe(run, kit, use, run.calls, call)))
+                else:
+                    run.keep(again.number)
+                    made.append(again)
                 chosen.append(asked.name)
                 continue
             except NotCallable as refusal:
                 why = str(refusal)
-        pending.append(_said(not_called(use, why)))
+        made.append(_Made(asked, 0, _said(not_called(use, why))))
         chosen.append(None)
+    talk.withdraw()
     _decide(talk, kit, chosen, said)
-    # Wait for all calls: if one call fails, the other calls must not be abandoned.
-    results = await asyncio.gather(*pending, return_exceptions=True)
-    for one in results:
-        if isinstance(one, BaseException):
-            raise one
-    return [one for one in results if isinstance(one, ToolResult)]
+    await _until_done_or_held(run, made)
+    for one in made:
+        if one.outcome.done() and (error := one.outcome.exception()) is not None:
+            raise error
+    talk.held = [one for one in made if not one.outcome.done()]
+    for one in talk.held:
+        one.args = run.arguments_of(one.number)
+    return [
+        structs.replace(one.outcome.result(), id=use.id, name=use.name) if one.outcome.done() else held_back(use)
+        for one, use in zip(made, said.uses, strict=True)
+    ]
+
+
+async def _until_done_or_held(run: Run, made: Sequence[_Made]) -> None:
+    """Wait for all calls: if one call fails, the other calls must not be abandoned.
+
+    After a message of a person, wait only for the calls that cannot be held: they have begun, or need no approval.
+    """
+    everything: asyncio.Future[Any] = asyncio.gather(*(one.outcome for one in made), return_exceptions=True)
+    message: asyncio.Future[Any] = run.arrival(MESSAGE_TOPIC)
+    try:
+        await asyncio.wait([everything, message], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        message.cancel()
+    holds = {one.number: run.hold(one.number) for one in made if not one.outcome.done()}
+    while waiting := [one for one in made if not one.outcome.done() and not holds[one.number].done()]:
+        ends: list[asyncio.Future[Any]] = [*(one.outcome for one in waiting), *(holds[one.number] for one in waiting)]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _observe(run: Run, kit: Kit | RecordedKit, use: ToolUse, number: int, call: Coroutine[Any, Any, Any]) -> ToolResult:

@@ -22,6 +22,7 @@ from perdure.core.machine import current
 from perdure.core.state import RunState
 from perdure.models.messages import Answer, Message, Request, ToolUse
 from perdure.models.model import Model
+from perdure.tool import Tool
 
 
 class Recorded(Struct, frozen=True):
@@ -82,27 +83,36 @@ class RecordedKit:
 
     def call(self, use: ToolUse) -> Coroutine[Any, Any, Any]:
         """Make the call of the recorded turn again. NotCallable: the recorded turn made no call here, either."""
-        schema = self._schemas.get(use.name)
-        arguments = check_arguments(use, self.names, schema)
-        assert schema is not None
-        callee, machine = self._kit.callees.get(use.name), current()
+        callee, machine = self._callee(use.name), current()
         assert machine is not None
-        if callee is not None and callee.schema() != schema:
-            callee = None
         if use.name in self._recorded.agents:
+            arguments = check_arguments(use, self.names, self._schemas.get(use.name))
             if isinstance(callee, Agent):
                 return made(lambda: callee(**arguments))
-            _check_fits(arguments, schema)
+            _check_fits(arguments, self._schemas[use.name])
             stand_in = self._agents.setdefault(use.name, RecordedAgent(use.name))
             return machine.start_child(stand_in, codec.encode(arguments))
         # A tool whose schema has changed can still go on with an open call, if the recorded arguments fit it.
-        tool = None if isinstance(callee, Agent) else self._kit.callees.get(use.name)
+        tool, args = None if isinstance(callee, Agent) else self._kit.callees.get(use.name), self.args(use)
+        if isinstance(callee, Tool):
+            tool, args = callee.for_call(args)
+        return machine.call_tool(RecordedTool(use.name, self._recorded.tools.get(use.name), tool, args), args)
+
+    def args(self, use: ToolUse) -> bytes:
+        """The arguments of the call. NotCallable: no call could be made."""
+        schema, callee = self._schemas.get(use.name), self._callee(use.name)
+        arguments = check_arguments(use, self.names, schema)
+        assert schema is not None
         if callee is None:
             _check_fits(arguments, schema)
-            args = codec.encode(arguments)
-        else:
-            args = made(lambda: callee.bind((), arguments))
-        return machine.call_tool(RecordedTool(use.name, self._recorded.tools.get(use.name), tool, args), args)
+            return codec.encode(arguments)
+        args: bytes = made(lambda: callee.bind((), arguments))
+        return args
+
+    def _callee(self, name: str) -> Any:
+        """The tool or agent of the code, if its schema is still the recorded one."""
+        callee = self._kit.callees.get(name)
+        return None if callee is None or callee.schema() != self._schemas.get(name) else callee
 
     def effect(self, name: str) -> str:
         called = self._recorded.tools.get(name)

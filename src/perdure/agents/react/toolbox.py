@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from perdure.agent import Agent
 from perdure.agents.react.turns import FINAL_ANSWER, NAME
+from perdure.core import codec
 from perdure.core.codec import shown
 from perdure.core.failures import clean
 from perdure.errors import InvalidInput, PerdureError
@@ -60,6 +61,14 @@ class Kit:
         arguments = check_arguments(use, self.names, None if callee is None else self._schemas[use.name])
         return made(lambda: callee(**arguments))
 
+    def args(self, use: ToolUse) -> bytes:
+        """The arguments of the call, with their defaults. NotCallable says why no call could be made."""
+        callee: Any = self.callees.get(use.name)
+        arguments = check_arguments(use, self.names, None if callee is None else self._schemas[use.name])
+        # A callee of a user's toolset may have no `bind`. Then its call is compared by the arguments that the model gave.
+        encoded: bytes = made(lambda: callee.bind((), arguments) if hasattr(callee, "bind") else codec.encode(arguments))
+        return encoded
+
     def effect(self, name: str) -> str:
         """The effect class of the tool. For agents and unknown names it is "once", which promises least."""
         return getattr(self.callees.get(name), "effect", "once")
@@ -105,6 +114,13 @@ class Toolbox:
         for one in self._tools:
             if not isinstance(one, (Tool, Agent, Toolset)):
                 raise InvalidInput(f"{owner}: {shown(one)} is no tool: decorate the function with @tool, or give an agent, or mcp(…)")
+            if not isinstance(one, Toolset):
+                for name, has_default in one.takes_secrets.items():
+                    if not has_default:
+                        raise InvalidInput(
+                            f"{owner}: parameter {name} of {one.name} takes a Secret, which a model cannot fill in; give it a default: "
+                            f'{name}: Secret = Secret("name")'
+                        )
         self._final = final
         self._kit = Kit((one for one in self._tools if isinstance(one, (Tool, Agent))), final)
         self._sets = any(isinstance(one, Toolset) for one in self._tools)

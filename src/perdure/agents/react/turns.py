@@ -148,6 +148,21 @@ def edited(told: ToolResult, by: str | None, before: bytes, after: bytes) -> Too
     return structs.replace(told, text=f"{words}\n{told.text}") if changes else told
 
 
+def held_back(use: ToolUse) -> ToolResult:
+    """The result of a call that waits for its approval, while the model answers a new message of a person."""
+    return problem(
+        use,
+        f"{use.name} was not called yet: it waits for the approval of a person, and a new message has arrived meanwhile. If it is still "
+        f"right, call {use.name} again in your answer, with the same arguments: it keeps its approval, and no person is asked twice. "
+        "Otherwise it is withdrawn, and is not made.",
+    )
+
+
+def ended_meanwhile(told: ToolResult) -> User:
+    """The message about a call that the model has not kept, and that had ended before the model answered."""
+    return User(legible(f"[About {told.name}, which waited for an approval before the last answer: {told.text}]"))
+
+
 def refused(use: ToolUse, outcome: str, note: str | None, message: str) -> ToolResult:
     """The error for a call that was not approved. Rejected, expired and withdrawn give different texts (T20)."""
     if outcome == "rejected":

@@ -25,18 +25,21 @@ from typing import Any, Literal
 
 from msgspec import structs
 
+from perdure.core import codec
 from perdure.core.compat import begun
 from perdure.core.events import Failure
 from perdure.core.failures import describe
 from perdure.core.outcomes import Abandoned, Outcome, Performed, Raised, Returned, Unrecordable
+from perdure.core.redaction import Scrubber, texts_of
 from perdure.engine.local.isolation import Isolated
 from perdure.engine.local.task_cleanup import cancel
 from perdure.engine.threads import Job, Threads
-from perdure.errors import InvalidInput
+from perdure.errors import InvalidInput, NotSent
 from perdure.interrupts import is_interrupt
 from perdure.tool import Call, Hook, Tool
 from perdure.tool.artifact import in_call
 from perdure.tool.call import recordable
+from perdure.tool.secret import resolve
 
 RECONCILE_TIMEOUT_S = 60.0
 
@@ -58,12 +61,14 @@ class Attempt:
         "_begun",
         "_call",
         "_done",
+        "_given",
         "_grace_s",
         "_interrupted",
         "_is_too_late",
         "_job",
         "_label",
         "_process",
+        "_resolving",
         "_stopped",
         "_task",
         "_threads",
@@ -87,7 +92,7 @@ class Attempt:
         `label` is the name of the attempt in messages.
         """
         self._tool = tool
-        self._args = args
+        self._given = args
         self._call = call
         self._threads = threads
         self._grace_s = grace_s
@@ -101,6 +106,7 @@ class Attempt:
         self._task: asyncio.Task[None] | None = None  # the task of an async tool that did not end in its first step
         self._job: Job | None = None  # the job of a sync tool, or of an isolated tool
         self._process: Isolated | None = None
+        self._resolving: asyncio.Task[None] | None = None  # resolves the secrets, before anything else begins
         self._timer: asyncio.TimerHandle | None = None  # the timer of the timeout, and then of the grace period
         self._beats: asyncio.TimerHandle | None = None  # the timer of the heartbeat timeout
 
@@ -111,6 +117,35 @@ class Attempt:
         if self._stopped is not None:
             self._finish(self._never_began())
             return
+        try:
+            self._args, names = clear(self._tool, self._given, self._call), secrets_in(self._tool, self._given)
+        except InvalidInput as error:
+            asyncio.get_running_loop().call_soon(self._finish, self._not_started(error))
+            return
+        if not names:
+            self._begin(done)
+            return
+        self._resolving = asyncio.get_running_loop().create_task(self._resolve(names), name=f"secrets of {self._tool.name}")
+        # The attempt begins in this callback: a plain callback, and not a task, as `core.compat.begun` needs it.
+        self._resolving.add_done_callback(partial(self._resolved, done))
+
+    async def _resolve(self, names: frozenset[str]) -> None:
+        self._call.scrubber = await resolve(names, self._call.secrets, redacted_texts(self._tool))
+        # A resolver may take long, like the wait for a thread.
+        if self._is_too_late is not None and await asyncio.to_thread(self._is_too_late):
+            raise NotSent("its secrets were resolved while its worker sent no heartbeat for longer than its lease, and it was not begun")
+
+    def _resolved(self, done: Callable[[Performed], None], resolving: asyncio.Task[None]) -> None:
+        self._resolving = None
+        error = None if resolving.cancelled() else resolving.exception()
+        if self._stopped is not None or resolving.cancelled():
+            self._finish(self._never_began())
+        elif error is not None:
+            self._finish(self._not_started(error))
+        else:
+            self._begin(done)
+
+    def _begin(self, done: Callable[[Performed], None]) -> None:
         tool = self._tool
         timeout_s = tool.timeout_s
         loop = asyncio.get_running_loop()
@@ -169,9 +204,11 @@ class Attempt:
         self._begun = True
         _inside.set(True)
         in_call.set(self._call)
+        if self._call.on_enter is not None:
+            self._call.on_enter(self._call)  # in the context of this task only
         tool = self._tool
         try:
-            self._answer = recordable(tool, await tool.fn(**kwargs))
+            self._answer = recordable(tool, await tool.fn(**kwargs), self._call)
         except BaseException as error:  # catch KeyboardInterrupt and SystemExit of a tool too: they must be recorded
             if is_interrupt(error):
                 # A signal is meant for the process: a callback raises the interrupt again, to end the loop. It is
@@ -181,7 +218,7 @@ class Attempt:
                 why = "a signal (Ctrl-C) interrupted it"
                 self._answer = Raised(Failure(kind="process_died", type=type(error).__name__, message=why))
             else:
-                self._answer = Raised(_describe(error))
+                self._answer = Raised(_describe(error, self._call))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if self._answer is not None:
@@ -216,11 +253,13 @@ class Attempt:
         if self._process is not None:
             return self._process.run()
         in_call.set(self._call)  # this sets the variable in the context of this job only
+        if self._call.on_enter is not None:
+            self._call.on_enter(self._call)
         try:
             value = self._tool.fn(**kwargs)
         except BaseException as error:  # an error of the tool makes only its call fail, even SystemExit
-            return Raised(_describe(error))
-        return recordable(self._tool, value)
+            return Raised(_describe(error, self._call))
+        return recordable(self._tool, value, self._call)
 
     def _begin_to_count(self) -> None:
         """Start the timeouts, because a thread has begun the attempt. The wait for a free thread does not count."""
@@ -261,7 +300,9 @@ class Attempt:
         if self._done is None:
             return  # the attempt has not started, or its answer was already reported
         self._call.ask_to_stop()
-        if self._task is not None or self._job is not None:
+        if self._resolving is not None:
+            self._resolving.cancel()
+        elif self._task is not None or self._job is not None:
             self._interrupt(asyncio.get_running_loop())
         # If there is no task and no job, the tool itself called `cancel` in its first step. `start` reads `_stopped`
         # after that step.
@@ -328,7 +369,7 @@ class Attempt:
             raise error  # this ends the process like a crash: the journal has the intent but no result
         if isinstance(error, Exception) and not self._begun:
             # The arguments do not fit the tool any more, or no thread could be started: nothing was sent.
-            failure = _describe(error)
+            failure = _describe(error, self._call)
             return Raised(structs.replace(failure, kind="not_sent") if failure.kind == "error" else failure)
         why = f"{self._what} was interrupted while it was being started, and may be running"
         return Abandoned(Failure(kind="process_died", type=type(error).__name__, message=why))
@@ -348,7 +389,8 @@ class Attempt:
     @property
     def _about(self) -> dict[str, Any]:
         call = self._call
-        return {"run": call.run_id, "call": call.number, "attempt": call.attempt, "agent": call.agent, "tenant": call.tenant}
+        about = {"run": call.run_id, "call": call.number, "attempt": call.attempt, "agent": call.agent, "tenant": call.tenant}
+        return about if call.span is None else about | {"trace_id": call.span.trace_id, "span_id": call.span.span_id}
 
     @property
     def _what(self) -> str:
@@ -370,6 +412,26 @@ def _arguments(tool: Any, args: bytes, call: Call) -> dict[str, Any]:
         in_call.reset(token)
 
 
+def clear(tool: Any, args: bytes, call: Call) -> bytes:
+    """The arguments with the values of their redacted fields. The tool's words are recorded without these values."""
+    clearing: Callable[[bytes], bytes] | None = getattr(tool, "clear", None)
+    if clearing is None:
+        return args
+    if redacted := redacted_texts(tool):
+        call.scrubber = Scrubber({}, redacted)
+    return clearing(args)
+
+
+def redacted_texts(tool: Any) -> dict[str, str]:
+    return texts_of(getattr(tool, "redacted", {}))
+
+
+def secrets_in(tool: Any, args: bytes) -> frozenset[str]:
+    """The names of the secrets that an attempt needs. A model call, for example, has none."""
+    names: Callable[[bytes], frozenset[str]] | None = getattr(tool, "secrets_in", None)
+    return frozenset() if names is None else names(args)
+
+
 attempt = Attempt  # an alias for callers: attempt(tool, args, call, threads=…, grace_s=…)
 
 
@@ -385,29 +447,45 @@ class _Asked:
     isolate = False
     heartbeat_timeout_s = None
 
-    def __init__(self, tool: Tool[..., Any], hook: Hook) -> None:
+    def __init__(self, tool: Tool[..., Any], hook: Hook, call: Call) -> None:
         self.name = f"the reconcile hook of {tool.name}"
         self.timeout_s = tool.timeout_s or RECONCILE_TIMEOUT_S
         self.arguments = tool.arguments
+        self.secrets_in = partial(secrets_in, tool)
+        self.clear, self.redacted = partial(clear, tool, call=call), getattr(tool, "redacted", {})
+        self._tool = tool
+        self._call = call
         self.fn, self.is_async, self.with_call = hook.fn, hook.is_async, hook.with_call
         self.outcome: Outcome | None = None
 
     def encode_result(self, value: Any) -> bytes:
         """Keep the hook's Outcome. The log shows the returned bytes, if the hook ends after the grace period."""
         if isinstance(value, Outcome) and value.kind in ("happened", "not_happened", "in_progress", "unknown"):
-            self.outcome = value
+            self.outcome = self._without_secrets(value)
         else:
             expected = "it must return Outcome.happened(…), not_happened(), in_progress() or unknown(…)"
             self.outcome = Outcome.unknown(f"{self.name} returned a {type(value).__name__}; {expected}")
             if inspect.iscoroutine(value):
                 value.close()
-        return repr(self.outcome).encode()
+        # As JSON text, like every result: the attempt removes secrets from it.
+        return codec.encode(repr(self.outcome))
+
+    def _without_secrets(self, outcome: Outcome) -> Outcome:
+        if self._call.scrubber is None:
+            return outcome
+        why = self._call.scrub(outcome.why)
+        if outcome.kind != "happened":
+            return structs.replace(outcome, why=why, result=None)
+        ended = recordable(self._tool, outcome.result, self._call)
+        if isinstance(ended, Returned):
+            return structs.replace(outcome, why=why, result=codec.decode(ended.result))
+        return Outcome.unknown(f"it says that the call happened, but its result cannot be recorded: {ended.failure.message}")
 
 
 async def reconcile(tool: Tool[..., Any], args: bytes, call: Call, *, threads: Threads, grace_s: float) -> Outcome:
     """Ask the tool's reconcile hook what became of the call. If the hook fails, the outcome is `unknown`."""
     assert tool.reconciler is not None, tool
-    asked = _Asked(tool, tool.reconciler)
+    asked = _Asked(tool, tool.reconciler, call)
     answer = await Attempt(asked, args, call, threads=threads, grace_s=grace_s, label=asked.name).run()
     if isinstance(answer, Returned):
         assert asked.outcome is not None, asked.name
@@ -417,16 +495,20 @@ async def reconcile(tool: Tool[..., Any], args: bytes, call: Call, *, threads: T
 
 def perform_in_transaction(tool: Tool[..., Any], args: bytes, call: Call) -> bytes:
     """Run the tool on this thread, inside the journal's transaction. If the tool raises, the caller must roll back."""
-    kwargs = _arguments(tool, args, call)
+    kwargs = _arguments(tool, clear(tool, args, call) if call.scrubber is None else tool.clear(args), call)
     token = in_call.set(call)
+    leave = None if call.on_enter is None else call.on_enter(call)
     try:
         value = _stepped(tool, tool.fn(**kwargs)) if tool.is_async else tool.fn(**kwargs)
     except StopIteration as error:
         # A future or a coroutine cannot raise StopIteration, so raise another exception.
         raise RuntimeError(f"tool {tool.name} raised StopIteration") from error
     finally:
+        if leave is not None:
+            leave()
         in_call.reset(token)
-    return tool.encode_result(value)
+    encoded: bytes = tool.encode_result(value)
+    return encoded if call.scrubber is None else call.scrubber.json(encoded)
 
 
 def _stepped(tool: Tool[..., Any], coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -444,5 +526,5 @@ def _end_loop(error: BaseException) -> None:
     raise error
 
 
-def _describe(error: BaseException) -> Failure:
-    return describe(error, datetime.now(UTC))
+def _describe(error: BaseException, call: Call) -> Failure:
+    return describe(error, datetime.now(UTC), call.scrub)

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import structs
 
@@ -26,11 +26,12 @@ from perdure.agent import Agent
 from perdure.core import codec
 from perdure.core.approval import Expire, Withdraw
 from perdure.core.budget import Amounts, Charge, Ledger, amounts_of
-from perdure.core.events import Event, ModelCallCompleted, ModelCallInitiated, ToolCallCompleted, ToolCallInitiated
+from perdure.core.events import Event, Failure, ModelCallCompleted, ModelCallInitiated, ToolCallCompleted, ToolCallInitiated
 from perdure.core.failures import describe
 from perdure.core.identity import Sealed, seal, seal_all
 from perdure.core.outcomes import Outcome, Performed
 from perdure.core.rate import Rate
+from perdure.core.redaction import Scrubber
 from perdure.core.run_core import RunCore, RunSettings, has_room_again
 from perdure.core.state import RunState
 from perdure.core.steps import (
@@ -61,10 +62,11 @@ from perdure.core.steps import (
     StopAttempts,
 )
 from perdure.core.steps import StepAppend as CoreAppend
+from perdure.core.trace_context import SpanContext, span_context
 from perdure.engine.artifacts import Vaults
 from perdure.engine.clock import Clock
 from perdure.engine.counts import Counts
-from perdure.engine.local.attempts import Attempt, perform_in_transaction, reconcile
+from perdure.engine.local.attempts import Attempt, perform_in_transaction, reconcile, redacted_texts, secrets_in
 from perdure.engine.local.limits import Debts, OneAtATime, answer, look
 from perdure.engine.local.progress import ProgressKeeper
 from perdure.engine.local.task_cleanup import cancel
@@ -74,6 +76,10 @@ from perdure.settings import Settings
 from perdure.store.api import Append, Appended, Claimed, Committed, ProgressRow, Refused, RunRow, Store
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Call, Closer
+from perdure.tool.secret import Resolver, resolve
+
+if TYPE_CHECKING:
+    from perdure.otel import RunSpans, Telemetry
 
 log = logging.getLogger("perdure.worker")
 T = TypeVar("T")
@@ -88,11 +94,11 @@ _AGAIN_S = 1.0
 
 
 class ToolRaised(Exception):
-    """Wraps the exception that a tool raised inside a transaction; the transaction was rolled back."""
+    """What became of a tool that raised an exception inside a transaction; the transaction was rolled back."""
 
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(repr(error))
-        self.error = error
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.type)
+        self.failure = failure
 
 
 class Host(Protocol):
@@ -108,12 +114,14 @@ class Host(Protocol):
     threads: Threads
     closers: dict[Hashable, Closer]
     vaults: Vaults
+    secrets: Resolver
     performing: Performing | None
     observers: Sequence[Callable[[str, Sequence[Event]], None]]
     group: GroupCommit
     commits_here: bool
     entered: str | None
     counts: Counts
+    telemetry: Telemetry | None
 
     @property
     def transacting(self) -> bool: ...
@@ -174,6 +182,8 @@ class Drive:
         self._attempts: dict[int, Attempt] = {}
         self._hooks: dict[int, asyncio.Task[None]] = {}
         self._begin: Sequence[Begin] = ()  # attempts that begin when the append under way is durable
+        self._spans: RunSpans | None = None  # with telemetry, from the time when the journal was read
+        self._took_s = 0.0  # how long the append under way took, until it was known to be durable
         self._sent_s = 0.0  # when the append under way was first sent, by the monotonic clock
         self._failures = 0
         self._again: asyncio.TimerHandle | None = None
@@ -183,7 +193,8 @@ class Drive:
     @property
     def about(self) -> dict[str, str]:
         """The run, for log records about it: `log.info(…, extra=drive.about)`."""
-        return {"run": self.run_id, "agent": self._row.agent, "tenant": self._row.tenant}
+        about = {"run": self.run_id, "agent": self._row.agent, "tenant": self._row.tenant}
+        return about if self._spans is None else about | {"trace_id": self._spans.trace.trace_id}
 
     @property
     def state(self) -> RunState:
@@ -198,6 +209,8 @@ class Drive:
 
         `progress`: the stored progress of attempts that were cut off.
         """
+        if self._host.telemetry is not None:
+            self._spans = self._host.telemetry.spans_of(events, parked)
         self._host.progress.knows(self.run_id, progress)
         cut_off = {(row.call, row.attempt): row.progress for row in progress}
         self._feed(JournalRead(events, debts.budgets, debts.reserved, self._row.crashes, self.lease.epoch, parked, cut_off))
@@ -417,6 +430,8 @@ class Drive:
             grace_s=host.settings.cancel_grace_s,
             is_too_late=is_too_late,
         )
+        if host.telemetry is not None:
+            host.telemetry.begins(begin.tool)
         self._attempts[begin.number] = running
         running.start(partial(self._ended, told))
 
@@ -445,7 +460,16 @@ class Drive:
             on_heartbeat=heard,
             closers=self._host.closers,
             vaults=self._host.vaults,
+            span=self._span_of(begin),
+            on_enter=None if self._host.telemetry is None else self._host.telemetry.enter,
+            secrets=self._host.secrets,
         )
+
+    def _span_of(self, begin: Begin) -> SpanContext | Callable[[], SpanContext] | None:
+        if self._spans is not None:
+            return partial(self._spans.trace.attempt_span, begin.number, begin.attempt)
+        created = self._core.state.created
+        return None if created is None or created.trace is None else span_context(created.trace)
 
     def _heard(self, call: Call) -> None:
         """A tool has sent a heartbeat, on any thread."""
@@ -501,8 +525,30 @@ class Drive:
         self._sent_s = time.monotonic()
         if append.transaction is None:
             self._send(stored)
+            return
+        tool = append.transaction.begin.tool
+        names = secrets_in(tool, append.transaction.begin.args)
+        if not names:
+            self._transact_now(append, stored, None)
+            return
+        # Before the transaction: a resolver that takes long must not keep the journal's database locked.
+        work = resolve(names, self._host.secrets, redacted_texts(tool))
+        resolving = self._host.loop.create_task(work, name=f"secrets of {tool.name}")
+        resolving.add_done_callback(partial(self._resolved, append, stored))
+
+    def _resolved(self, append: CoreAppend, stored: Append, resolving: asyncio.Task[Scrubber]) -> None:
+        if self.over or resolving.cancelled():
+            return
+        error = resolving.exception()
+        if error is None:
+            self._transact_now(append, stored, resolving.result())
+        elif isinstance(error, Exception):
+            self._feed(RolledBack(describe(error)))  # nothing was written
         else:
-            self._host.transact(stored, partial(self._transact, append, stored), partial(self._transacted, stored))
+            raise error
+
+    def _transact_now(self, append: CoreAppend, stored: Append, scrubber: Scrubber | None) -> None:
+        self._host.transact(stored, partial(self._transact, append, stored, scrubber), partial(self._transacted, stored))
 
     def _send(self, append: Append) -> None:
         host = self._host
@@ -539,6 +585,7 @@ class Drive:
         After a crash from now on, the journal has intents without results. core/decide.py says what happens to them.
         """
         host = self._host
+        self._took_s = time.monotonic() - self._sent_s
         if host.store.remote and any(self._is_unsure(self._sent_s, one.covered_s) for one in self._begin):
             self._make_sure(append, result)
         else:
@@ -588,6 +635,9 @@ class Drive:
             host.counts.appended(self._row.agent, self._row.queue, core.state, sealed)
             if host.observers:
                 host.observe(self.run_id, sealed)
+            if self._spans is not None and host.telemetry is not None and sealed:
+                end = host.clock.now()
+                host.telemetry.committed(self._spans, [one.event for one in sealed], end - round(self._took_s * 1e6), end)
             sent_s = self._sent_s
             in_doubt = False
             for one in begin:
@@ -598,8 +648,8 @@ class Drive:
                 for one in begin:
                     if self.over:
                         break  # the first step of a tool has called `app.abort()`: no further effect begins
-                    # If an attempt has to wait for a thread, it checks the lease again when it has a thread.
-                    waits = one.tool.isolate or not one.tool.is_async
+                    # If an attempt has to wait for a thread or for its secrets, it checks the lease again after that.
+                    waits = one.tool.isolate or not one.tool.is_async or secrets_in(one.tool, one.args)
                     self._start(one, partial(self._is_too_late, sent_s, one.covered_s) if waits else None)
         except Exception as error:
             host.broke(self, error)
@@ -667,7 +717,7 @@ class Drive:
         self._again = self._host.loop.call_later(delay_s, again)
 
     # -- effect="transaction" -----------------------------------------------------------------------------------------
-    def _transact(self, append: CoreAppend, head: Append, connection: Any) -> tuple[Append, Sealed]:
+    def _transact(self, append: CoreAppend, head: Append, scrubber: Scrubber | None, connection: Any) -> tuple[Append, Sealed]:
         """Perform the effect and append its result right after `head`.
 
         This runs on a thread, inside the store's transaction.
@@ -676,6 +726,7 @@ class Drive:
         assert transaction is not None
         begin = transaction.begin
         told = self._told(begin, begin.tool.timeout_s, connection)
+        told.scrubber = scrubber
         payload, blob = codec.pack(self._perform_in_time(begin, told), self._host.settings.inline_bytes)
         usage = transaction.estimate if told.usage is None else told.usage
         before, seq = (head.events[-1].hash, head.events[-1].event.seq) if head.events else (self._head, head.expected_seq)
@@ -697,7 +748,7 @@ class Drive:
                 raise TimeoutError(f"tool {begin.tool.name} took longer than {timeout_s:g} s; its transaction was rolled back")
         except BaseException as error:
             # Wrap the exception, so that an exception of the tool is never treated as a failure of the store.
-            raise ToolRaised(error) from None
+            raise ToolRaised(describe(error, scrub=told.scrub)) from None
         return result
 
     def _transacted(self, head: Append, said: tuple[Appended, Any] | Exception) -> None:
@@ -708,7 +759,7 @@ class Drive:
                 # Nothing was written. The core is told that the call has not happened, and plans the call again.
                 self._try_again(said, partial(self._feed, RolledBack()))
             case ToolRaised():
-                self._feed(RolledBack(describe(said.error)))
+                self._feed(RolledBack(said.failure))
             case Exception():
                 self._feed(RolledBack(describe(said)))
             case (Refused(why), _):

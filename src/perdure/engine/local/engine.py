@@ -10,7 +10,9 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+from msgspec import structs
 
 from perdure import shell
 from perdure.agent import Agent
@@ -27,6 +29,10 @@ from perdure.core.events import (
     RunSucceeded,
     RunUnpaused,
     SignalReceived,
+    ToolCallCompleted,
+    ToolCallFailed,
+    ToolCallInDoubt,
+    ToolCallInitiated,
     ToolCallResolved,
 )
 from perdure.core.state import RunState, fold
@@ -35,11 +41,12 @@ from perdure.engine.api import Activity, Reading, RunResult, no_such_run
 from perdure.engine.clock import Clock
 from perdure.engine.counts import Counts
 from perdure.engine.local.attempts import is_inside_call
+from perdure.engine.local.callers_connection import driver_connection, to_the_end
 from perdure.engine.local.sandbox import refuse_app
 from perdure.engine.local.watch import PAGE, Watch
 from perdure.engine.local.worker import Observer, Worker
 from perdure.engine.threads import ReadingThreads
-from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreUnavailable, UnknownAgent
+from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreError, StoreUnavailable, UnknownAgent
 from perdure.settings import Settings
 from perdure.store.api import (
     FINISHED,
@@ -47,6 +54,8 @@ from perdure.store.api import (
     JournalStore,
     NewFork,
     NewRun,
+    OpenAttempt,
+    ProgressRow,
     Reopen,
     RunRow,
     ScheduleChange,
@@ -58,6 +67,10 @@ from perdure.store.api import (
 )
 from perdure.store.open import is_postgres, open_store
 from perdure.tool.artifact import ids_in
+from perdure.tool.secret import Resolver
+
+if TYPE_CHECKING:
+    from perdure.otel import Telemetry
 
 Created = tuple[RunRow, bool]
 
@@ -127,13 +140,17 @@ class LocalEngine:
         clock: Clock,
         observers: Sequence[Observer],
         queues: Sequence[str] | None,
+        telemetry: Telemetry | None = None,
+        secrets: Resolver | None = None,
     ) -> None:
         self._url = url
+        self._secrets = secrets
         self._agents = agents
         self._settings = settings
         self._clock = clock
         self._observers = observers
         self._queues = queues
+        self._telemetry = telemetry
         self._lease_us = round(settings.lease_s * 1e6)
         self._store: Store | None = None
         self._starts = Starts(lambda: self.store)
@@ -205,10 +222,20 @@ class LocalEngine:
         return self._worker is not None and self._worker.transacting
 
     # -- runs, from outside -------------------------------------------------------------------------------------------
-    async def start(self, new: NewRun) -> tuple[RunRow, bool]:
+    async def start(self, new: NewRun, connection: Any = None) -> tuple[RunRow, bool]:
+        if connection is not None:
+            return await self._start_on(connection, new)
         if self.store.remote or self._is_locked:
             return await self._write(lambda: self.store.create_run(new))
         return await self._starts.create(new)
+
+    async def _start_on(self, connection: Any, new: NewRun) -> tuple[RunRow, bool]:
+        store = self.store
+        async with driver_connection(connection) as driver:
+            if not store.remote:
+                # Without a pause: another task that shares the connection cannot end its transaction in the middle.
+                return store.create_run_on(driver, new)
+            return await to_the_end(self._asking.start(lambda: store.create_run_on(driver, new)))
 
     async def post(
         self, run_id: str, body: AnyBody, *, call: int | None = None, seen: int | None = None, tenant: str | None = None
@@ -256,6 +283,11 @@ class LocalEngine:
                 raise _moved_on(row, seen)
 
         await self._write(lambda: self.store.end(run_id, body, event_id=event_id, now=self._clock.now(), expect=expect))
+        if self._telemetry is not None:
+            try:
+                self._telemetry.ended_by_force(await self._ask(lambda: self.store.read_life(run_id)))
+            except StoreError as error:  # the run has ended: the caller must not take this for a failure of the end
+                log.info("run %s: the span of its end is lost: %s", run_id, error.in_full())
 
     async def reopen(self, runs: Sequence[Reopen]) -> None:
         await self._write(lambda: self.store.reopen(runs, now=self._clock.now()))
@@ -294,7 +326,17 @@ class LocalEngine:
         self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, agents: Sequence[Agent[Any, Any]] | None = None
     ) -> RunRow:
         if agents is not None:
-            async with Worker(self.store, agents, self._settings, self._clock, self._observers, counts=self._counts) as own:
+            own = Worker(
+                self.store,
+                agents,
+                self._settings,
+                self._clock,
+                self._observers,
+                counts=self._counts,
+                telemetry=self._telemetry,
+                secrets=self._secrets,
+            )
+            async with own:
                 return await own.drive_one(run_id, wait=wait, stop=stop)
         if is_inside_call() and self._worker is not None and self._worker.draining:
             # A new worker would begin only after the drain, and the drain waits for this very tool: a deadlock.
@@ -345,7 +387,17 @@ class LocalEngine:
             return self._worker
 
     def _new_worker(self) -> Worker:
-        return Worker(self.store, self._agents.values(), self._settings, self._clock, self._observers, self._queues, counts=self._counts)
+        return Worker(
+            self.store,
+            self._agents.values(),
+            self._settings,
+            self._clock,
+            self._observers,
+            self._queues,
+            counts=self._counts,
+            telemetry=self._telemetry,
+            secrets=self._secrets,
+        )
 
     def activity(self) -> Activity:
         worker = self._worker
@@ -372,13 +424,19 @@ class LocalEngine:
         assert isinstance(body, RunSucceeded)
         return RunResult(row, await self._patiently(run_id, lambda: self._load(body.output)))
 
-    async def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
+    async def follow(self, run_id: str, after: int = 0, *, progress: bool = False) -> AsyncGenerator[Event | OpenAttempt, None]:
+        under_way = _UnderWay()
+        if progress and after:
+            # The intents of attempts that are under way may be before `after`.
+            current = await self._patiently(run_id, lambda: self.store.current([run_id]))
+            under_way.attempts = {one.call: structs.replace(one, progress=None) for one in current[run_id].running}
         row = await self._ask(lambda: self._row(run_id))
         while True:
             while after < row.seq:
                 page = await self._patiently(run_id, partial(self.store.read, run_id, after, PAGE))
                 for event in page:
                     after = event.seq
+                    under_way.see(event)
                     yield event
                 if not page:
                     row = await self._ask(lambda: self._row(run_id))  # NotFound: the run was pruned meanwhile
@@ -386,10 +444,13 @@ class LocalEngine:
                         raise StoreCorrupt(f"event {after + 1} of run {run_id} is missing")
             if row.status in FINISHED or row.specimen is not None:
                 return
-            row, events = await self._watch.news(run_id, after)
+            row, events, reported = await self._watch.news(run_id, after, under_way.told if progress else None)
             for event in events:
                 after = event.seq
+                under_way.see(event)
                 yield event
+            for attempt in under_way.news(reported or frozenset()):
+                yield attempt
 
     async def _until_rest(self, run_id: str) -> RunRow:
         """Wait until the run has ended, or until the run, or a child for which it waits, needs a person.
@@ -429,7 +490,8 @@ class LocalEngine:
             assert seen is not None, run_id
             times = [one.ready_at for one in (row, *seen.family) if one.ready_at is not None and one.ready_at > now]
             due, again_s = min(times, default=None), max(not_before_s, loop.time() + _TRY_AGAIN_S)
-            held = served and row.holder is not None
+            # A worker that has died holds its runs until another worker notices it.
+            held = served and any(one.holder is not None for one in (row, *seen.family))
             seen = await self._watch.change(run_id, seen, due=due if served else None, until_s=again_s if ready else None, held=held)
             row = seen.row
 
@@ -465,8 +527,9 @@ class LocalEngine:
         return found
 
     async def _reap(self) -> None:
-        if self._worker is not None and not self._draining:
-            await self._worker.reap()
+        if not self._draining:
+            # A caller that waits for a parked run may be the first that needs a worker here: a child's worker may have died.
+            await (await self._working()).reap()
 
     def _row(self, run_id: str) -> RunRow:
         row = self.store.get(run_id)
@@ -481,6 +544,34 @@ class LocalEngine:
 
 # After these events a run continues. If the run was cancelled, it continues with the status "cancelling".
 _GO_ON = (RunRequeued, RunUnpaused, ToolCallResolved)
+
+
+class _UnderWay:
+    """The attempts of a followed run that are under way, and the stored progress that the follower has."""
+
+    def __init__(self) -> None:
+        self.attempts: dict[int, OpenAttempt] = {}  # by the number of the call
+        self.told: frozenset[ProgressRow] = frozenset()
+
+    def see(self, event: Event) -> None:
+        if event.call is None:
+            return
+        if isinstance(event.body, ToolCallInitiated):
+            self.attempts[event.call] = OpenAttempt(event.call, event.body.tool, event.body.attempt, event.ts)
+        elif isinstance(event.body, ToolCallCompleted | ToolCallFailed | ToolCallInDoubt | ToolCallResolved):
+            self.attempts.pop(event.call, None)
+
+    def news(self, reported: frozenset[ProgressRow]) -> list[OpenAttempt]:
+        """The attempts with progress that the follower does not have. Progress of an attempt that has ended does not count."""
+        found = []
+        for row in sorted(reported - self.told, key=lambda row: row.call):
+            attempt = self.attempts.get(row.call)
+            if attempt is not None and attempt.attempt == row.attempt:
+                found.append(structs.replace(attempt, progress=row.progress))
+            elif attempt is not None and attempt.attempt < row.attempt:
+                reported -= {row}  # its intent is among the next events
+        self.told = reported
+        return found
 
 
 def _is_ready(row: RunRow, now: int) -> bool:

@@ -192,9 +192,11 @@ def _run(request: dict[str, Any], answers: int) -> None:
             log_to_stderr(log_format, logging.INFO)
         call = _call(request, tell)
         in_call.set(call)  # before the arguments are decoded: artifacts in them have the rights of this call
+        if call.on_enter is not None:
+            call.on_enter(call)
         kwargs = tool.with_call(tool.arguments(request["args"].encode()), call)
     except BaseException as error:  # loading failed, so the tool itself has not begun
-        found = describe(error)
+        found = describe(error, scrub=_scrub(request))
         message = f"the tool could not be loaded from {request['file']}: {found.message}"
         tell(b"F", msgspec.json.encode(Failure(kind="not_sent", type=found.type, message=message, traceback=found.traceback)))
         return
@@ -202,9 +204,9 @@ def _run(request: dict[str, Any], answers: int) -> None:
     try:
         value = asyncio.run(tool.fn(**kwargs)) if tool.is_async else tool.fn(**kwargs)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are also failures of the call
-        tell(b"F", msgspec.json.encode(describe(error)))
+        tell(b"F", msgspec.json.encode(describe(error, scrub=call.scrub)))
         return
-    answer = recordable(tool, value)
+    answer = recordable(tool, value, call)
     if isinstance(answer, Returned):
         tell(b"R", answer.result)
     else:
@@ -216,18 +218,40 @@ def _call(request: dict[str, Any], tell: Any) -> Any:
 
     import msgspec
 
+    from perdure.core.events import TraceContext
+    from perdure.core.redaction import Scrubber
+    from perdure.core.trace_context import span_context
     from perdure.engine.local.isolated_vault import AskedVault
     from perdure.tool import Call
 
+    on_enter: Any = None
+    if request["traced"]:
+        from perdure import otel
+
+        on_enter = otel.enter
+    headers = request["headers"]
     fields = request["call"]
     deadline = None if fields["deadline"] is None else datetime.fromisoformat(fields["deadline"])
     asked = AskedVault(request["artifacts"])
-    return Call(
+    call = Call(
         **{**fields, "deadline": deadline},
         on_heartbeat=lambda call: tell(b"H", call.progress_json or b""),
         on_spend=lambda usage: tell(b"U", msgspec.json.encode(usage)),
         vaults=lambda call: asked,
+        span=span_context(TraceContext(headers["traceparent"], headers.get("tracestate", ""))) if headers else None,
+        on_enter=on_enter,
     )
+    # The worker has resolved the secrets. They come through the pipe: a command line, an environment or a file could be
+    # read by others.
+    if any(request["secrets"].values()):
+        call.scrubber = Scrubber(**request["secrets"])
+    return call
+
+
+def _scrub(request: dict[str, Any]) -> Any:
+    from perdure.core.redaction import Scrubber
+
+    return Scrubber(**request["secrets"]).text
 
 
 def _load_tool(request: dict[str, Any]) -> Tool[..., Any]:

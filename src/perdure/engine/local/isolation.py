@@ -33,11 +33,13 @@ from perdure.core import codec
 from perdure.core.events import Failure, Usage
 from perdure.core.failures import MAX_MESSAGE_CHARS, clean, describe, received
 from perdure.core.outcomes import Raised, Returned, Unrecordable
+from perdure.core.redaction import Scrubber
 from perdure.engine.local import isolated_main
 from perdure.engine.local.isolated_vault import Service
 from perdure.errors import NotEncodable
 from perdure.store.url import without_password
 from perdure.tool import Call, Tool
+from perdure.tool.redact import BY_WORKER, KEY_FILE_VARIABLE, KEY_VARIABLE
 from perdure.tool.spend import checked
 
 MAX_LINE_BYTES = codec.MAX_BYTES + 64  # the longest value that can be recorded, plus its letter and its length
@@ -72,7 +74,12 @@ class Isolated:
     def __init__(self, tool: Tool[..., Any], args: bytes, call: Call, limit_s: float | None = None) -> None:
         self._what = f"the process of tool {tool.name}"
         self._call = call
+        self._redact = tool.redact_encoded
+        scrubber = call.scrubber or Scrubber({})
+        self._secrets = {"values": scrubber.values, "redacted": scrubber.redacted}
         self._environment = environment(os.environ, tool.pass_env)
+        if self._environment.pop(KEY_FILE_VARIABLE, None) or KEY_VARIABLE in self._environment:
+            self._environment[KEY_VARIABLE] = BY_WORKER  # the key of digests stays in the worker, which redacts the result
         self._request: dict[str, Any] = {
             # The module and function to load come from the function object itself, never from a journal.
             "module": _module_name(tool),
@@ -89,13 +96,26 @@ class Isolated:
                 "reads_only": call.reads_only,
                 "last_progress": call.last_progress,
             },
+            "headers": call.headers,
+            "traced": call.on_enter is not None,
         }
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
 
     def run(self) -> Returned | Unrecordable | Raised:
-        """The tool's answer, or a failure. The kind of the failure says whether the effect may have happened."""
+        """The tool's answer, or a failure. The kind of the failure says whether the effect may have happened.
+
+        The process has removed its secrets already. The worker does it again, because it does not trust the process.
+        """
+        ended, scrubber = self._run(), self._call.scrubber
+        if scrubber is None:
+            return ended
+        if isinstance(ended, Returned):
+            return Returned(scrubber.json(ended.result))
+        return structs.replace(ended, failure=scrubber.failure(ended.failure))
+
+    def _run(self) -> Returned | Unrecordable | Raised:
         with self._lock:
             if self._stopped:
                 return self._raised("not_sent", "was stopped before it had begun")
@@ -121,7 +141,7 @@ class Isolated:
         artifacts.there.close()  # so that the connection ends when the process ends
         try:
             assert process.stdin is not None
-            process.stdin.write(json.dumps({**self._request, "artifacts": asked}).encode("ascii") + b"\n")
+            process.stdin.write(json.dumps({**self._request, "artifacts": asked, "secrets": self._secrets}).encode("ascii") + b"\n")
             process.stdin.flush()
         except (OSError, ValueError):
             pass  # the process has ended, or was stopped just now: its output shows how
@@ -189,7 +209,7 @@ class Isolated:
     def _returned(self, result: bytes) -> Returned | Unrecordable:
         """The result in canonical JSON. If it cannot be recorded: Unrecordable, since the effect has happened."""
         try:
-            return Returned(codec.canonical(result, f"what {self._what} returned"))
+            return Returned(self._redact(codec.canonical(result, f"what {self._what} returned")))
         except NotEncodable as error:
             return Unrecordable(Failure(kind="not_encodable", type=type(error).__name__, message=describe(error).message))
 

@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perdure.agent import Agent
+from perdure.core.schedule import ticks_of
 from perdure.engine.clock import Clock
-from perdure.engine.schedules import ScheduleChanges, is_current
+from perdure.engine.schedules import ScheduleChanges, is_current, state_of
 from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.schedule import calendar_of
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ScheduleRow, Served, Store
+from perdure.store.api import FINISHED, ScheduleChange, ScheduleRow, Served, Store
 
 log = logging.getLogger("perdure.schedules")
 _LOOK_EVERY_S = 1.0
@@ -36,6 +38,7 @@ class Ticking:
         self._looked_s = float("-inf")
         self._declared = False
         self._complained_s: dict[str, float] = {}
+        self._ticks: list[tuple[str, str, int]] = []  # (agent, what became of them, how many) since `taken_ticks`
 
     def is_due(self, mono_s: float) -> bool:
         """Is it time to look at the schedules? `mono_s`: the clock of the worker's loop."""
@@ -74,13 +77,27 @@ class Ticking:
             change = self._changes.due(row, self._is_open, now)
             if change is None:
                 return False
-            if self._store.change_schedule(change) == "taken":
-                self._store.change_schedule(self._changes.taken(row, change, now))
+            answer = self._store.change_schedule(change)
+            if answer == "taken":
+                change = self._changes.taken(row, change, now)
+                answer = self._store.change_schedule(change)
+            if answer == "done":
+                self._count(change)
         except (InvalidInput, StoreCorrupt) as error:
             # An edited row, or a time zone that this machine does not know: other schedules are not affected.
             self._complain(row.schedule_id, error)
             return False
         return True
+
+    def _count(self, change: ScheduleChange) -> None:
+        spec = state_of(change.row).spec
+        found = [ticks_of(event.body, calendar_of(spec)) for event in change.events]
+        self._ticks += [(spec.agent, *one) for one in found if one is not None]
+
+    def taken_ticks(self) -> list[tuple[str, str, int]]:
+        """The ticks that this worker has handled since the last call: (agent, what became of them, how many)."""
+        taken, self._ticks = self._ticks, []
+        return taken
 
     def _is_open(self, run_id: str) -> bool:
         row = self._store.get(run_id)

@@ -23,7 +23,7 @@ from perdure.engine.api import AskReading, Reading, no_such_run
 from perdure.engine.clock import Clock
 from perdure.engine.local.task_cleanup import end
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.api import FINISHED, RunRow, Watched
+from perdure.store.api import FINISHED, ProgressRow, RunRow, Watched
 
 log = logging.getLogger("perdure")
 PAGE = 500  # how many events of a run are read at a time
@@ -34,6 +34,7 @@ _REAP_EVERY_S = 1.0
 # How long to keep listening after the last caller: a caller that follows a run calls again and again.
 _LINGER_S = 5.0
 _AGAIN_S = 0.5
+_PROGRESS_S = 0.5  # how often to look at the stored progress of calls: to store it rings no bell
 _CLOSE_S = 5.0
 
 
@@ -42,20 +43,31 @@ class News(NamedTuple):
 
     row: RunRow
     events: list[Event]
+    reported: frozenset[ProgressRow] | None = None  # the stored progress of its calls, if the caller wants it and it is new
 
 
 class _Waiter:
     """One caller, and what it knows of its run."""
 
-    __slots__ = ("after", "answer", "due", "held", "known", "run_id", "until_s")
+    __slots__ = ("after", "answer", "due", "held", "known", "run_id", "told", "until_s")
 
-    def __init__(self, run_id: str, known: Watched | None, after: int | None, due: int | None, until_s: float | None, held: bool) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        known: Watched | None,
+        after: int | None,
+        due: int | None,
+        until_s: float | None,
+        held: bool,
+        told: frozenset[ProgressRow] | None = None,
+    ) -> None:
         self.run_id = run_id
         self.known = known  # the run and its family as the caller has seen them; None if the caller follows the run
         self.after = after  # the last event that the caller has; None if the caller waits for a result
         self.due = due  # the time (µs) at which the wait ends, even if nothing has changed
         self.until_s = until_s  # like `due`, by the loop's clock: it moves even if the engine's clock stands still
         self.held = held  # True if a worker holds the run. That worker may die, so dead workers are looked for during the wait
+        self.told = told  # the stored progress that the caller has; None: it wants none
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def is_due(self, now: int) -> bool:
@@ -106,9 +118,13 @@ class Watch:
         found: Watched = await self._wait(_Waiter(run_id, known, None, due, until_s, held))
         return found
 
-    async def news(self, run_id: str, after: int) -> News:
-        """Wait until the run has an event after `after`, or has ended. Returns the run and its next events."""
-        found: News = await self._wait(_Waiter(run_id, None, after, None, None, held=False))
+    async def news(self, run_id: str, after: int, told: frozenset[ProgressRow] | None = None) -> News:
+        """Wait until the run has an event after `after`, or has ended. Returns the run and its next events.
+
+        With `told`, also wait until the stored progress of its calls differs from `told`.
+        """
+        until_s = None if told is None else asyncio.get_running_loop().time()
+        found: News = await self._wait(_Waiter(run_id, None, after, None, until_s, held=False, told=told))
         return found
 
     async def close(self) -> None:
@@ -282,8 +298,22 @@ class Watch:
                 after[waiter.run_id] = min(after.get(waiter.run_id, waiter.after), waiter.after)
             elif seen.row.status in FINISHED:
                 waiter.tell(News(seen.row, []))
+        following = [waiter for waiter in near if waiter.told is not None and waiter.run_id in found and waiter.run_id not in after]
+        if following:
+            await self._tell_progress(reading, found, following)
         if after:
             self._hand_out(near, found, await self._ask(lambda: reading.read_many(after, PAGE)))
+
+    async def _tell_progress(self, reading: Reading, found: Mapping[str, Watched], following: Iterable[_Waiter]) -> None:
+        """Answer the callers for whose runs other progress is stored than they know. The others look again soon."""
+        held = {waiter.run_id for waiter in following if found[waiter.run_id].row.holder is not None}
+        rows = await self._ask(lambda: reading.progress(sorted(held))) if held else []
+        for waiter in following:
+            reported = frozenset(row for row in rows if row.run_id == waiter.run_id)
+            if reported - (waiter.told or frozenset()):
+                waiter.tell(News(found[waiter.run_id].row, [], reported))
+            # If no worker holds the run, no call is under way, and the next claim is an event.
+            waiter.until_s = waiter.answer.get_loop().time() + _PROGRESS_S if waiter.run_id in held else float("inf")
 
     def _hand_out(self, near: Iterable[_Waiter], found: Mapping[str, Watched], events: Mapping[str, list[Event]]) -> None:
         for waiter in near:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from msgspec import structs
 
@@ -78,6 +78,10 @@ from perdure.store.api import (
 )
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Closer
+from perdure.tool.secret import Resolver, source_of
+
+if TYPE_CHECKING:
+    from perdure.otel import Telemetry
 
 log = logging.getLogger("perdure.worker")
 Observer = Callable[[str, Sequence[Event]], None]
@@ -149,9 +153,13 @@ class Worker:
         queues: Sequence[str] | None = None,
         performing: Performing | None = None,
         counts: Counts | None = None,
+        telemetry: Telemetry | None = None,
+        secrets: Resolver | None = None,
     ) -> None:
         self.store = store
+        self.secrets = secrets or source_of(settings.secrets)
         self.counts = counts or Counts()
+        self.telemetry = telemetry
         self.settings = settings
         self.clock = clock
         self.threads = Threads(settings.threads)
@@ -166,7 +174,7 @@ class Worker:
             self.counts.takeovers.add((one.name, one.queue or "default"), 0)
         self.queues = queues
         self.performing = performing
-        self.run_settings = run_settings(settings, still=clock.still)
+        self.run_settings = structs.replace(run_settings(settings, still=clock.still), traced=telemetry is not None)
         self.ids = clock.ids()
         self.blobs: Mapping[str, bytes] = StoredBlobs(store)
         self.loop: asyncio.AbstractEventLoop
@@ -637,7 +645,11 @@ class Worker:
         mono_s = self.loop.time()
         if self._ticking.is_due(mono_s) and not self._draining and not self.transacting:
             served = list(self.served)
-            await self._ask(lambda: self._ticking.look(self.agents, served, self.queues, mono_s))
+            try:
+                await self._ask(lambda: self._ticking.look(self.agents, served, self.queues, mono_s))
+            finally:  # an error may come after ticks that were started
+                for agent, outcome, number in self._ticking.taken_ticks():
+                    self.counts.ticks.add((agent, outcome), number)
 
     async def _claim(self) -> None:
         await self._claim_ready()

@@ -535,8 +535,11 @@ def _why_not(call: CallState, scene: Scene) -> str:
         return f"known not to have happened; {after}"
     if state.finished:
         return "never sent: the run ended first"
+    considered = f"; the agent considers since event {call.holds[-1]} whether it still wants it" if call.held else ""
     if call.phase == "awaiting_approval":
-        return f"not sent: approval {call.approval} is needed"
+        return f"not sent: approval {call.approval} is needed{considered}"
+    if considered:
+        return f"not sent yet{considered}"
     if call.phase == "approved":
         ask = state.asks[call.number]
         return f"not sent yet: approved by {ask.by}, and it starts when a worker has the run"

@@ -30,11 +30,11 @@ from perdure.store.bell import Listeners, Moved, Ring, heard, told
 from perdure.store.liveness import closed_in_children
 from perdure.store.postgres.connect import Connection, RoundTripClock
 from perdure.store.postgres.connections import Connections
-from perdure.store.postgres.queries import PostgresCursor
+from perdure.store.postgres.queries import CHANNEL, PostgresCursor
 
 log = logging.getLogger("perdure.store")
 # The channels for rings, for messages of watchers, and for moved runs. Only watchers listen to the last.
-CHANNEL, WATCHERS, MOVED = "perdure", "perdure_watchers", "perdure_moved"
+WATCHERS, MOVED = "perdure_watchers", "perdure_moved"
 _WATCHING, _WHO = "watching", "who?"
 _WATCHING_S = 15.0  # how long a process counts as watching after it has said so; it says so every _IDLE_S
 _MOVED_EVERY_S = 0.01

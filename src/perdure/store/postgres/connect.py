@@ -7,11 +7,12 @@ import os
 import re
 import socket
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import conninfo
 from psycopg.abc import PQGen
+from psycopg.adapt import AdaptersMap
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from psycopg.types.string import StrDumper
 
@@ -136,6 +137,26 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         closed_in_children.discard(self._descriptor)
 
 
+class JoinedConnection(Connection):
+    """A second object around a connection that belongs to another object of psycopg."""
+
+    def __del__(self, *_: Any) -> None:
+        """psycopg would warn that this connection is still open. It is not ours to close."""
+
+
+J = TypeVar("J", bound=JoinedConnection)
+
+
+def around(kind: type[J], theirs: Any) -> J:
+    """An object of this kind around the same connection of libpq."""
+    pgconn = theirs.pgconn
+    handlers = pgconn.notice_handler, pgconn.notify_handler
+    ours = kind(pgconn)
+    pgconn.notice_handler, pgconn.notify_handler = handlers  # what the server tells meanwhile is meant for the other object
+    ours.prepare_threshold = None  # the session belongs to the other object, and may be behind a proxy
+    return ours
+
+
 def parameters(url: str) -> dict[str, Any]:
     """The connection parameters of the URL. If the URL has no timeouts, they are added."""
     try:
@@ -214,13 +235,18 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
     # lock.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.prepare_threshold = 1 if connection.direct else None
+    adapt(connection.adapters)
+    return connection
+
+
+def adapt(adapters: AdaptersMap) -> None:
+    """Let psycopg send the parameters of perdure's statements."""
     # Use one type for all numbers: psycopg would choose the type by the size of the number, and the statement would be
     # prepared once for each type.
-    connection.adapters.register_dumper(int, Int8BinaryDumper)
-    connection.adapters.register_dumper(int, Int8Dumper)
-    connection.adapters.register_dumper(str, StrDumper)
-    arrays.register(connection.adapters)
-    return connection
+    adapters.register_dumper(int, Int8BinaryDumper)
+    adapters.register_dumper(int, Int8Dumper)
+    adapters.register_dumper(str, StrDumper)
+    arrays.register(adapters)
 
 
 def _check(place: str, version: int, encoding: str, ours: str, read_only: bool, commits: str, schema: str | None) -> None:

@@ -9,17 +9,18 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from perdure.errors import StoreError, StoreUnavailable
+from perdure.errors import InvalidInput, StoreError, StoreUnavailable
 from perdure.store.cursor import Cursor, Params, Row, Words
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.faults import is_loss, is_rolled_back, translated, unstorable
+from perdure.store.postgres.joined import joined
 from perdure.store.postgres.queries import PostgresCursor
 from perdure.store.postgres.tool_connection import confined, ours
 
@@ -50,8 +51,10 @@ class PostgresDatabase:
         one="_",
     )
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, schema: str) -> None:
         self.connections = connections
+        self.schema = schema
+        self._alchemy: Any = None
         self.where = connections.where
         self.commits = 0
         self._frozen: Connection | None = None  # see `frozen`
@@ -137,11 +140,20 @@ class PostgresDatabase:
         connection = cursor.connection
         connection.answer_s = TOOL_S
         try:
-            with confined(connection, self.where) as handle:
+            with confined(connection, self.where, self._sqlalchemy) as handle:
                 yield handle
             self._check_still_ours(connection)
         finally:
             connection.answer_s = self.connections.answer_s
+
+    def _sqlalchemy(self) -> Any:
+        if self._alchemy is None:
+            try:
+                from perdure.store.postgres.tool_alchemy import Alchemy  # imported late: SQLAlchemy is the user's choice
+            except ImportError as error:
+                raise InvalidInput(f"call.sqlalchemy() and call.session() need SQLAlchemy 2: pip install sqlalchemy ({error})") from None
+            self._alchemy = Alchemy()
+        return self._alchemy
 
     def _check_still_ours(self, connection: Connection) -> None:
         """Check, after the tool has returned, that the connection is still in the same transaction."""
@@ -150,6 +162,12 @@ class PostgresDatabase:
             raise StoreError(
                 "the tool's SQL has ended its transaction, so its result cannot be recorded in the same commit; remove COMMIT and ROLLBACK from it"
             )
+
+    def join(self, connection: Any) -> AbstractContextManager[Cursor]:
+        def is_held(key: int, process: int) -> bool:
+            return self.read("is_free", {"key": key, "process": process}) == [(False,)]
+
+        return joined(connection, self.schema, self.where, self.connections.answer_s, is_held)
 
     @contextmanager
     def unguarded(self, cursor: Cursor) -> Iterator[None]:

@@ -7,12 +7,11 @@ import uuid
 import psycopg
 from msgspec import Struct
 
-from perdure.store.postgres.bell import CHANNEL
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.faults import translated
 from perdure.store.postgres.migrate import MIGRATIONS, applied
-from perdure.store.postgres.queries import PostgresCursor
+from perdure.store.postgres.queries import CHANNEL, PostgresCursor
 
 _HEAR_S = 1.0
 

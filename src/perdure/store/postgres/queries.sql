@@ -1130,6 +1130,28 @@ SELECT current_setting('server_version'), pg_size_pretty(pg_database_size(curren
     current_setting('synchronous_commit'), current_setting('max_connections'),
     (SELECT coalesce(sum(numbackends), 0)::bigint FROM pg_stat_database)
 
+-- == In a transaction of the caller ==================================================================================
+
+-- name: look_at_caller
+-- What the caller's transaction allows, and its settings. The advisory lock shows that the caller's database is the
+-- journal's. Its key is the same for all starts of a transaction: a lock for each start would fill the server's table.
+SELECT current_setting('transaction_isolation'), current_setting('transaction_read_only') = 'on', current_setting('client_encoding'),
+    current_setting('search_path'), quote_ident(:schema::text) || ', pg_temp', current_setting('lock_timeout'),
+    (extract(epoch FROM current_setting('lock_timeout')::interval) * 1000)::bigint,
+    CASE WHEN pg_try_advisory_xact_lock(:key::int, pg_backend_pid()) THEN pg_backend_pid() ELSE 0 END,
+    has_schema_privilege(:schema::text, 'USAGE')
+
+-- name: is_free
+-- Does no transaction hold this advisory lock?
+SELECT pg_try_advisory_xact_lock(:key::int, :process::int)
+
+-- name: set_for_transaction
+-- Statements, and the functions of triggers, name tables without their schema. The settings last until the transaction ends.
+SELECT set_config('search_path', ?, true), set_config('lock_timeout', ?, true)
+
+-- name: ring
+SELECT pg_notify(:channel::text, :words::text)
+
 -- == For perdure doctor ==============================================================================================
 
 -- name: durability

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
-from perdure.core.events import AnyBody, SignalReceived
+from perdure.core.events import AnyBody, RunCreated, SignalReceived
 from perdure.errors import StoreUnavailable
+from perdure.store import queues
 from perdure.store.api import Append, Appended, NewRun, RunRow, Status, Store
 from perdure.store.archive import Wholes
 from perdure.store.creation import first_event
@@ -69,7 +71,7 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
         self._connections = connections
         self._notify = NotifyBell(connections, schema)
         locks = MachineLocks(self._notify, f"{connections.where} {schema}")
-        super().__init__(Means(url, PostgresDatabase(connections), self._notify, locks))
+        super().__init__(Means(url, PostgresDatabase(connections, schema), self._notify, locks))
         self.schema = schema
 
     @property
@@ -85,6 +87,21 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
             self._notify.ring()
             return row, created or self.hash_at(new.run_id, 1) == first_event(new).hash
         return super().create_run(new) if row is None else (row, True)
+
+    def create_run_on(self, connection: Any, new: NewRun) -> tuple[RunRow, bool]:
+        self._make_line(new)
+        return super().create_run_on(connection, new)
+
+    def _make_line(self, new: NewRun) -> None:
+        """Create the line of the run in a transaction of its own.
+
+        If the caller's transaction created it, every other start of this kind would wait until that transaction ends.
+        """
+        created = new.created
+        assert isinstance(created, RunCreated), created
+        kind = (created.agent, created.version, created.queue, created.tenant, created.priority)
+        if not self._database.read("line", kind):
+            self._database.write(lambda cursor: queues.line_of(cursor, *kind), lambda cursor, _: cursor.one("line", kind) is not None)
 
     def post(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -61,11 +61,15 @@ class ToolConnection:
     a dict.
     """
 
-    def __init__(self, connection: Connection, where: str) -> None:
+    def __init__(self, connection: Connection, where: str, alchemy: Callable[[], Any]) -> None:
         self._connection: Connection | None = connection
         self._where = where
         self._gone: ConnectionGone | None = None
         self._one_at_a_time = threading.Lock()
+        self._alchemy = alchemy
+        self._made: Any = None  # the Connection of SQLAlchemy …
+        self._session: Any = None  # … and the Session
+        self._rolled_back = False
 
     def execute(self, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:
         """Run the statement. Returns all rows of the statement."""
@@ -74,6 +78,46 @@ class ToolConnection:
     def executemany(self, sql: str, params: Iterable[Any]) -> list[tuple[Any, ...]]:
         """Run the statement once for each set of parameters. Returns all rows."""
         return self._run(sql, list(params))
+
+    def sqlalchemy(self) -> Any:
+        """A Connection of SQLAlchemy in this transaction."""
+        if self._made is None:
+            self._made = self._alchemy().connect(self, self._open())
+        return self._made
+
+    def session(self) -> Any:
+        """A Session of SQLAlchemy in this transaction."""
+        if self._session is None:
+            self._session = self._alchemy().session(self.sqlalchemy())
+        return self._session
+
+    def give_up(self) -> None:
+        """SQLAlchemy has rolled back: nothing more can be written, and the call has failed, whatever the tool returns."""
+        self._rolled_back = True
+
+    @contextmanager
+    def permitted(self, sql: Any) -> Iterator[None]:
+        """Run a statement of SQLAlchemy. InvalidInput if a tool may not run it."""
+        _numbered(sql if isinstance(sql, str) else str(sql), numbers=False)
+        try:
+            with self._one_at_a_time:
+                self._open()
+                yield
+        except psycopg.Error as error:
+            if is_loss(error) or is_rolled_back(error) or is_crowded(error):
+                self._gone = translated(error, self._where).again(ConnectionGone)
+            raise
+
+    def _flush(self) -> None:
+        if self._session is not None:
+            self._session.flush()
+
+    def _end(self) -> None:
+        with self._one_at_a_time:
+            self._connection = None
+        for opened in (self._session, self._made):
+            if opened is not None:
+                opened.close()
 
     def _run(self, sql: str, many: Sequence[Any]) -> list[tuple[Any, ...]]:
         text, names = _numbered(sql)
@@ -98,7 +142,7 @@ class ToolConnection:
     def _open(self) -> Connection:
         if self._connection is None:
             raise StoreError("call.connection was used after its tool had returned; do all the work inside the tool")
-        if self._connection.closed or self._connection.pgconn.transaction_status != TransactionStatus.INTRANS:
+        if self._rolled_back or self._connection.closed or self._connection.pgconn.transaction_status != TransactionStatus.INTRANS:
             raise StoreError(
                 "the tool's transaction has failed: after an error no statement can run in it; do not catch the error inside the tool"
             )
@@ -106,23 +150,23 @@ class ToolConnection:
 
 
 @contextmanager
-def confined(connection: Connection, where: str) -> Iterator[ToolConnection]:
-    """The connection for the tool, until the tool ends."""
-    handle = ToolConnection(connection, where)
+def confined(connection: Connection, where: str, alchemy: Callable[[], Any]) -> Iterator[ToolConnection]:
+    """The connection for the tool, until the tool ends. `alchemy` returns an object of tool_alchemy."""
+    handle = ToolConnection(connection, where, alchemy)
     ours(connection, where, _IDLE)
     try:
         yield handle
+        handle._flush()
         # Even if the tool has caught an error of the server, the server rolls the transaction back: the call has
         # failed.
-        if connection.pgconn.transaction_status != TransactionStatus.INTRANS:
+        if handle._rolled_back or connection.pgconn.transaction_status != TransactionStatus.INTRANS:
             raise StoreError("one of the tool's statements failed, so that its transaction was rolled back; nothing has happened")
     except BaseException:
         if handle._gone is not None:  # the database failed, even if the tool has raised another error instead
             raise handle._gone from None
         raise
     finally:
-        with handle._one_at_a_time:
-            handle._connection = None
+        handle._end()
 
 
 def ours(connection: Connection, where: str, statement: str) -> tuple[Any, ...] | None:
@@ -134,7 +178,7 @@ def ours(connection: Connection, where: str, statement: str) -> tuple[Any, ...] 
         raise ConnectionGone(str(translated(error, where))) from None
 
 
-def _numbered(sql: str) -> tuple[str, list[str] | None]:
+def _numbered(sql: str, *, numbers: bool = True) -> tuple[str, list[str] | None]:
     """The statement with numbered parameters, and the parameters' names. InvalidInput if a tool may not run it."""
     out: list[str] = []
     names: list[str] = []
@@ -159,7 +203,7 @@ def _numbered(sql: str) -> tuple[str, list[str] | None]:
         out.append(text)
     if not _is_allowed(words):
         raise _not_allowed(sql)
-    if names and marks:
+    if names and marks and numbers:
         raise InvalidInput(f"{' '.join(sql.split())[:80]!r} mixes ? and :name; use one of them")
     return "".join(out), names or None
 

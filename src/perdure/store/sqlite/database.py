@@ -18,6 +18,7 @@ from perdure.store.sqlite.chain import link_chain
 from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory, fit_log, wait_when_busy
 from perdure.store.sqlite.faults import not_text, translated
 from perdure.store.sqlite.guard import unwatch, watch
+from perdure.store.sqlite.joined import joined
 from perdure.store.sqlite.migrate import migrate
 from perdure.store.sqlite.place import check_place, create_private
 from perdure.store.sqlite.queries import QUERIES
@@ -59,6 +60,9 @@ class SqliteCursor:
 
     def link_chain(self) -> None:
         link_chain(self._cursor)
+
+    def ring_at_commit(self) -> None:
+        """No effect: workers find the commit by polling."""
 
     def patience(self, seconds: float) -> None:
         """No effect: after BEGIN IMMEDIATE there is no lock left to wait for."""
@@ -135,17 +139,31 @@ class SqliteDatabase:
                 self._rollback(connection)
                 if isinstance(error, apsw.FullError):
                     self._empty_log()
-                if isinstance(error, apsw.ConstraintError) and MOVED in str(error):
-                    raise moved_error(self.where, moved_from(self.read("moved"))) from None
-                if isinstance(error, apsw.Error):
-                    raise translated(error, self.where) from None
-                if isinstance(error, UnicodeDecodeError):
-                    raise not_text(self.where) from None
-                if isinstance(error, UnicodeEncodeError):
-                    raise InvalidInput(f"text with a lone surrogate cannot be stored: {ascii(error.object)[:80]}") from None
+                self._explain(error)
                 raise
             self._commits += 1
             return done
+
+    def _explain(self, error: BaseException) -> None:
+        """Raise the StoreError or InvalidInput for a fault of SQLite inside a transaction. Return for any other error."""
+        if isinstance(error, apsw.ConstraintError) and MOVED in str(error):
+            raise moved_error(self.where, moved_from(self.read("moved"))) from None
+        if isinstance(error, apsw.Error):
+            raise translated(error, self.where) from None
+        if isinstance(error, UnicodeDecodeError):
+            raise not_text(self.where) from None
+        if isinstance(error, UnicodeEncodeError):
+            raise InvalidInput(f"text with a lone surrogate cannot be stored: {ascii(error.object)[:80]}") from None
+
+    @contextmanager
+    def join(self, connection: Any) -> Iterator[Cursor]:
+        self.check_file()
+        try:
+            with joined(connection, self.path) as cursor:
+                yield SqliteCursor(cursor)
+        except BaseException as error:
+            self._explain(error)
+            raise
 
     def check_file(self) -> None:
         """Raise if the file was deleted or replaced.

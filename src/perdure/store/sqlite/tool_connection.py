@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import apsw
 
@@ -48,6 +48,14 @@ class ToolConnection:
         connection = self._open()
         with _explained(sql):
             return connection.executemany(sql, params).fetchall()
+
+    def sqlalchemy(self) -> NoReturn:
+        raise InvalidInput(
+            "call.sqlalchemy() and call.session() need a journal in PostgreSQL: for SQLite, SQLAlchemy has dialects for other SQLite "
+            "libraries than the journal's, and two libraries must not open one file in one process; use call.connection.execute(…)"
+        )
+
+    session = sqlalchemy
 
     def _open(self) -> apsw.Connection:
         if self._connection is None:

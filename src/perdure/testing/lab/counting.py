@@ -16,12 +16,13 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from perdure.core.events import OF_MODEL
-from perdure.errors import NotEncodable
+from perdure.core.outcomes import Returned
 from perdure.models.prices import is_priced
 from perdure.testing.lab.carrier import Late, Note, Perform
 from perdure.testing.lab.ledger import EffectLedger
 from perdure.testing.lab.warp import Warp
 from perdure.tool import Call, Hook, Outcome
+from perdure.tool.call import recordable
 
 # A Begun is called right after the line `begun` was written to the ledger. It gets a Perform, which calls the tool's
 # function, and a Note, which writes the end to the ledger. It returns a function to call right before that end.
@@ -107,7 +108,8 @@ class Counting:
         ended = False
 
         def note(fact: Literal["returned", "raised"], value: Any) -> None:
-            self._ledger.note(fact, **about, result=_shown(tool, value) if fact == "returned" else type(value).__name__)
+            result = _shown(tool, value, call) if fact == "returned" else call.scrub(type(value).__name__)
+            self._ledger.note(fact, **about, result=result)
 
         def returned(value: Any) -> Any:
             nonlocal ended
@@ -212,12 +214,10 @@ def _about(tool: Any, call: Call) -> dict[str, Any]:
     }
 
 
-def _shown(tool: Any, value: Any) -> str | None:
-    try:
-        encoded: bytes = tool.encode_result(value)
-    except NotEncodable:
-        return None
-    return encoded.decode()
+def _shown(tool: Any, value: Any, call: Call) -> str | None:
+    """The result as the journal has it: without secrets."""
+    answer = recordable(tool, value, call)
+    return answer.result.decode() if isinstance(answer, Returned) else None
 
 
 def _is_paid(tool: Any) -> bool:
