@@ -39,6 +39,7 @@ from perdure.core.events import (
     Status,
     TraceContext,
     event_at,
+    in_batch,
     place_of,
 )
 from perdure.core.labels import check_number, checked_labels, with_labels
@@ -243,7 +244,8 @@ class Perdure:
     `telemetry` reports spans to OpenTelemetry (docs/tracing.md); without it, the setting `telemetry` decides.
     `artifacts` replaces the place for large artifacts in the settings: file:///folder or s3://bucket/prefix. `secrets`
     replaces the source of secrets in the settings: a function, sync or async, that takes the name of a secret and
-    returns its value, or None if there is no such secret. No run is
+    returns its value, or None if there is no such secret. `batch` is an id that is recorded
+    with everything that this app tells runs: cancel, pause, unpause, retry, adopt, resolve. No run is
     driven in this process before `run`, `drive`, `undo`, `work` or a handle's `result` is called.
     """
 
@@ -260,6 +262,7 @@ class Perdure:
         artifacts: str | None = None,
         telemetry: Telemetry | None = None,
         secrets: Resolver | None = None,
+        batch: str = "",
     ) -> None:
         if url is not None and not isinstance(url, str):
             raise InvalidInput(f"Perdure({shown(url)}): a URL is text, such as 'sqlite:///perdure.db'")
@@ -277,6 +280,7 @@ class Perdure:
         self.agents = {agent.name: agent for agent in self.versions.values()}
         self.queues = queues
         self.clock = clock or Clock()
+        self._batch = identity.check_id(batch, "Perdure(batch=…)") if batch else ""
         self._follows_server = clock is None
         self._observers = list(observers)
         self._audit_log = audit_log
@@ -332,7 +336,7 @@ class Perdure:
 
     @property
     def _control(self) -> Control:
-        return Control(self.engine, self.ask, self.clock, self.settings)
+        return Control(self.engine, self.ask, self.clock, self.settings, self._batch)
 
     # -- runs ---------------------------------------------------------------------------------------------------------
     async def start(
@@ -775,6 +779,7 @@ class Perdure:
             max_asks=self.settings.reconcile_asks,
             now=self.clock.now(),
             new_id=self.clock.new_id,
+            batch=self._batch,
         )
 
     # -- forks --------------------------------------------------------------------------------------------------------
@@ -913,7 +918,7 @@ class Perdure:
         if dry_run:
             return
         # If the run has moved on since, it may have another turn, or another open call.
-        await self.engine.post(run_id, body, seen=seen, tenant=tenant)
+        await self.engine.post(run_id, in_batch(body, self._batch), seen=seen, tenant=tenant)
 
     async def resolve(
         self,
@@ -926,14 +931,16 @@ class Perdure:
         final: bool = False,
         by: str = "app",
         note: str | None = None,
+        attempt: int | None = None,
         tenant: str | None = None,
     ) -> None:
         """Resolve a call in doubt with one of three answers: `happened=RESULT`, `did_not_happen=True` or `fail="why"`.
 
         While the request may still arrive at the service, `did_not_happen=True` raises Conflict. With `final=True` you
-        say that the request can never take effect, for example because the service has cancelled the key.
+        say that the request can never take effect, for example because the service has cancelled the key. With `attempt`,
+        the answer counts only for this attempt: Conflict if another attempt of the call is in doubt by now.
         """
-        answer: dict[str, Any] = {"happened": happened, "did_not_happen": did_not_happen, "fail": fail, "final": final}
+        answer: dict[str, Any] = {"happened": happened, "did_not_happen": did_not_happen, "fail": fail, "final": final, "attempt": attempt}
         await self._control.resolve(run_id, call, **answer, by=by, note=note, tenant=tenant)
 
     # -- undoing ------------------------------------------------------------------------------------------------------

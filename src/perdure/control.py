@@ -45,15 +45,19 @@ _LIMITS = {"usd": "usd_micros", "tokens": "tokens", "calls": "calls", "seconds":
 
 
 class Control:
-    """Sends post and votes to runs. If `tenant` is given, runs of other tenants count as not found (G16)."""
+    """Sends post and votes to runs. If `tenant` is given, runs of other tenants count as not found (G16).
 
-    def __init__(self, engine: Engine, ask: AskReading, clock: Clock, settings: Settings) -> None:
+    `batch`: the id of the bulk operation to which all of this belongs; it is recorded with each event.
+    """
+
+    def __init__(self, engine: Engine, ask: AskReading, clock: Clock, settings: Settings, batch: str = "") -> None:
         self._engine = engine
         self._ask = ask
         self._clock = clock
         self._roles = settings.roles
         self._lease_us = round(settings.lease_s * 1e6)
         self._patience = Patience.of(settings)
+        self._batch = batch
 
     # -- approvals ----------------------------------------------------------------------------------------------------
     async def vote(self, approval: str, vote: Vote, *, tenant: str | None = None) -> ApprovalRow:
@@ -80,7 +84,7 @@ class Control:
         await self._tell(run_id, body, tenant)
 
     async def cancel(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
-        body = CancelRequested(by=known_name(by), reason=words(reason, "reason"))
+        body = CancelRequested(by=known_name(by), reason=words(reason, "reason"), batch=self._batch)
         await self._tell(run_id, body, tenant)
 
     async def end(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
@@ -92,11 +96,12 @@ class Control:
             state = None  # a run with a damaged journal can be ended too
         # The cost of calls that may have happened is charged: after the end, no answer about these calls can arrive.
         open_calls = () if state is None else state.open.values()
-        body = RunCancelled(reason=words(reason, "reason"), forced_by=known_name(by), unsettled=unsettled(open_calls))
+        why, who = words(reason, "reason"), known_name(by)
+        body = RunCancelled(reason=why, forced_by=who, unsettled=unsettled(open_calls), batch=self._batch)
         await self._engine.end(run_id, body, seen=None if state is None else state.seq)
 
     async def pause(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
-        await self._tell(run_id, RunPaused(by=known_name(by), reason=words(reason, "reason")), tenant)
+        await self._tell(run_id, RunPaused(by=known_name(by), reason=words(reason, "reason"), batch=self._batch), tenant)
 
     async def unpause(self, run_id: str, *, by: str, note: str | None, add: Limits | None, tenant: str | None) -> list[str]:
         """Continue a run that is paused or needs attention. With `add`, its budget is raised first.
@@ -107,7 +112,7 @@ class Control:
         who, note = known_name(by), words(note, "note")
         if add is not None:
             return await self._raise_budget(row, add, who, note)
-        await self._engine.post(row.run_id, RunUnpaused(by=who, note=note))
+        await self._engine.post(row.run_id, RunUnpaused(by=who, note=note, batch=self._batch))
         return [run_id]
 
     async def resolve(
@@ -121,9 +126,10 @@ class Control:
         final: bool,
         by: str,
         note: str | None,
+        attempt: int | None = None,
         tenant: str | None = None,
     ) -> None:
-        """Resolve a call that is in doubt."""
+        """Resolve a call that is in doubt. With `attempt`: only if this attempt is the one in doubt."""
         row = await self._row(run_id, tenant)
         _check_answer(call, did_not_happen, fail, final)
         if (happened is not NOTHING) + did_not_happen + (fail is not None) != 1:
@@ -135,6 +141,9 @@ class Control:
         if found.phase != "in_doubt" and not (found.phase == "started" and found.effect in ("once", "keyed")):
             stands = f"was settled by {found.resolved_by}" if found.resolved_by else f"is {found.phase.replace('_', ' ')}"
             raise Conflict(f"call {call} ({found.tool}) of run {run_id} {stands}; only a call in doubt can be resolved")
+        if attempt is not None and attempt != found.attempt:
+            # The attempt that the person saw was settled meanwhile, and a later attempt is in doubt now: nothing is known about it.
+            raise Conflict(f"call {call} ({found.tool}) of run {run_id}: attempt {found.attempt} is in doubt, and not attempt {attempt}")
         if found.phase == "started" and (await self._row(run_id, None)).holder in await self._alive():
             raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for its result")
         if did_not_happen and not final:
@@ -148,7 +157,7 @@ class Control:
         else:
             failure = Failure(kind="fatal", type="Resolved", message=clean(fail or "", 2000))
             body = ToolCallResolved("failed", by=who, attempt=found.attempt, failure=failure, note=note)
-        body = structs.replace(body, usage=found.cost_if(body.outcome))
+        body = structs.replace(body, usage=found.cost_if(body.outcome), batch=self._batch)
         await self._engine.post(row.run_id, body, call=call, seen=state.seq, tenant=tenant)
 
     # -- internal -----------------------------------------------------------------------------------------------------
@@ -188,10 +197,10 @@ class Control:
         owner = over.budget_of if over is not None else ledgers[0].run_id
         ledger = next(ledger for ledger in ledgers if ledger.run_id == owner)
         check_helps(row.run_id, ledger, add, over, shell.command("unpause", row.run_id))
-        await self._engine.post(owner, BudgetRaised(add, by, note))
+        await self._engine.post(owner, BudgetRaised(add, by, note, self._batch))
         go_on = await self.unpause_under(owner, by=by, note=note)
         if row.status == "paused":
-            await self._engine.post(row.run_id, RunUnpaused(by=by, note=note))
+            await self._engine.post(row.run_id, RunUnpaused(by=by, note=note, batch=self._batch))
             go_on.append(row.run_id)
         return go_on
 
@@ -200,7 +209,7 @@ class Control:
         reading = self._engine.reading
         stopped = await self._ask(lambda: reading.over_budget(owner))
         for run_id in stopped:
-            await self._engine.post(run_id, RunUnpaused(by=by, note=note))
+            await self._engine.post(run_id, RunUnpaused(by=by, note=note, batch=self._batch))
         return stopped
 
     async def _row(self, run_id: str, tenant: str | None) -> RunRow:

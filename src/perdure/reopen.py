@@ -28,6 +28,7 @@ from perdure.core.events import (
     RunForked,
     RunSucceeded,
     Usage,
+    in_batch,
 )
 from perdure.core.fork import LiveFork as Forked
 from perdure.core.fork import check_copies, edited_result, fork_point, live_fork
@@ -201,6 +202,7 @@ class Planner:
         max_asks: int,
         now: int,
         new_id: Callable[[], str],
+        batch: str = "",
     ) -> None:
         self._reading = reading
         self._agent_of = agent_of
@@ -209,6 +211,7 @@ class Planner:
         self._max_asks = max_asks
         self._now = now
         self._new_id = new_id
+        self._batch = batch  # the id of the bulk operation, for the events
 
     def plan(
         self,
@@ -368,7 +371,9 @@ class Planner:
         version = agent.version if agent.version != row.version else None
         hooks = self._hooks(agent, state, fitting.events, [*frontier.calls.values(), *pending], found.superseded)
         first = _first(pending, state, fresh)
-        draft.runs.append(Reopen(row.run_id, found.seen, [(body, call, self._new_id()) for body, call in fitting.bodies], version))
+        draft.runs.append(
+            Reopen(row.run_id, found.seen, [(in_batch(body, self._batch), call, self._new_id()) for body, call in fitting.bodies], version)
+        )
         return Reopened(
             row.run_id,
             found.back_to,

@@ -391,6 +391,7 @@ class Undoer:
 
     async def _continue_stopped(self, row: RunRow, by: str) -> None:
         """Let an undo that has stopped continue, and approve its pending retries: a second undo means "try again"."""
+        row.check_not_restored()
         try:
             if row.status == "needs_attention":
                 await self._control.unpause(row.run_id, add=None, tenant=None, by=by, note="undo")

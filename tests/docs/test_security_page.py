@@ -324,6 +324,8 @@ def test_each_right_of_a_decider_is_one_that_some_statement_needs_and_none_is_mi
         "insert_notice",
         "insert_blob",
         "use_blob",
+        "insert_batch",
+        "end_batch",
     ]
     assert granted(desk, "perdure_decider") == needed(names) | {("perdure_blobs", "UPDATE", "digest")}
 

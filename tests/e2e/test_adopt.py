@@ -92,14 +92,16 @@ def test_many_runs_are_adopted_by_a_query_and_the_pre_flight_knows_them(desk: De
     dry = desk("adopt", "--where", "agent:support", "newer.py:support", "--dry-run")
     assert dry.endswith("2 runs can be adopted\n")
     refused = desk.run("adopt", "--where", "agent:support", "without.py:support", "--yes")
-    assert (refused.returncode, refused.stdout) == (1, "0 runs adopted; 2 not\n")
+    assert (refused.returncode, refused.stdout) == (1, "0 runs adopted; 2 failed\n")
     done = desk.run("adopt", "--where", "agent:support status:waiting_approval", "newer.py:support", "--yes")
     assert done.stdout.startswith("2 runs adopted; ")
     again = desk.run("adopt", "--where", "agent:support", "newer.py:support", "--yes")
-    assert (again.returncode, again.stderr) == (0, "no runs that match\n")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert "2 left out: runs of this version\n" in again.stderr
+    assert again.stderr.endswith("no runs that match\n")
     for run_id in ("a", "b"):
         assert desk.types(run_id).count("frame_changed") == 1
-    assert "only an unfinished run is adopted" in desk.refusal("adopt", "--where", "status:failed", "newer.py:support")
+    assert "a run that failed goes on with perdure retry" in desk.refusal("adopt", "--where", "status:failed", "newer.py:support")
 
 
 def test_a_run_that_is_started_by_name_is_driven_by_a_worker_that_has_the_code(desk: Desk) -> None:

@@ -150,3 +150,48 @@ def test_a_worker_goes_on_beside_it(mortals: Mortals, url: str, tmp_path: Path) 
     assert asyncio.run(main()) == [sum(range(50))] * 4
     pruned.join(60)
     assert set(verified(url)) >= {"open"}
+
+
+# -- by name, by tenant, by query -------------------------------------------------------------------------------------
+def test_a_named_run_is_pruned_with_its_whole_family_and_only_if_it_has_ended(mortals: Mortals, url: str) -> None:
+    code, _, err = mortals.run("prune", "--run", "open", "--yes", "--url", url)
+    assert (code, "run open has not ended: it is waiting" in err, "perdure cancel open" in err) == (2, True, True), err
+    code, _, err = mortals.run("prune", "--run", "parent-0/1", "--yes", "--url", url)
+    assert (code, "is part of a family, which is pruned as a whole: --run parent-0" in err) == (2, True), err
+    assert mortals.run("prune", "--run", "nosuch", "--yes", "--url", url)[0] == 6
+    code, _, err = mortals.run("prune", "--run", "parent-0", "--url", url)
+    assert (code, "prune asks before it deletes, and this is no terminal" in err) == (2, True), err
+    assert len(verified(url)) == len(FAMILIES) + 2 * COPIES + 1, "nothing was deleted so far"
+    code, out, err = mortals.run("prune", "--run", "parent-0", "--run", "shop-1", "--yes", "--url", url)
+    assert (code, out.startswith("pruned 2 families, 4 runs, ")) == (0, True), (out, err)
+    assert err.startswith("2 families with 4 runs and ")
+    assert "  2 succeeded\n  1 of shop, 1 of parent\n" in err or "  2 succeeded\n  1 of parent, 1 of shop\n" in err
+    assert not {"parent-0", "parent-0/1", "shop-1"} & set(verified(url))
+    assert mortals.run("verify", "--url", url)[0] == 0
+
+
+def test_a_query_and_a_tenant_choose_families_and_unfinished_ones_stay(mortals: Mortals, url: str) -> None:
+    code, out, _ = mortals.run("prune", "--where", "agent:failing", "--dry-run", "--url", url)
+    assert out.startswith(f"would prune {COPIES} families, {COPIES} runs, ")
+    code, _, err = mortals.run("prune", "--where", "status:waiting", "--yes", "--url", url)
+    assert (code, "only runs that have ended are pruned" in err) == (2, True)
+    code, out, _ = mortals.run("prune", "--where", "agent:failing", "--limit", "1", "--yes", "--json", "--url", url)
+    assert (json.loads(out)["families"], json.loads(out)["before"]) == (1, None)
+    assert "failing-0" not in verified(url), "the oldest goes first"
+    assert mortals.run("prune", "--tenant", "nosuch", "--yes", "--url", url)[1].startswith("pruned 0 families")
+    code, out, _ = mortals.run("prune", "--tenant", "default", "--older-than", "1h", "--yes", "--url", url)
+    assert out.startswith("pruned 0 families"), "both must be true"
+    code, out, _ = mortals.run("prune", "--tenant", "default", "--yes", "--url", url)
+    assert out.startswith("pruned 11 families")
+    store = open_store(url)
+    assert {row.tenant for row in store.list() if row.run_id != "open"} == {"t"}
+    store.close()
+
+
+def test_a_family_with_an_unfinished_run_or_an_unsent_notice_is_kept_with_the_reason(mortals: Mortals, url: str) -> None:
+    store = open_store(url)
+    root, *_ = store.families()
+    assert [type(one).__name__ for one in store.judged([root.root, "open", "nosuch"], 2**62)] == ["Prunable", "Kept"]
+    (late,) = store.judged([root.root], 1)
+    assert "ended later than that" in getattr(late, "why", "")
+    store.close()

@@ -249,10 +249,9 @@ def test_a_retry_that_would_only_repeat_its_failure_is_refused(desk: Desk) -> No
     refused = desk.refusal("retry", "o1", "--yes")
     assert "run o1 fails again with this code, before it makes any call: KeyError: 'bug'; nothing was written; change the code" in refused
     assert "KeyError" in desk.lines("retry", "o1", "--dry-run")[0]["fails"]
-    assert [line["refused"][:6] for line in map(json.loads, desk.run("retry", "o1", "o2", "--yes", "--json").stdout.splitlines())] == [
-        "run o1",
-        "run o2",
-    ]
+    *lines, last = map(json.loads, desk.run("retry", "o1", "o2", "--yes", "--json").stdout.splitlines())
+    assert [line["failed"][:6] for line in lines] == ["run o1", "run o2"]
+    assert (last["done"], last["skipped"], last["failed"]) == (0, 0, 2)
     assert {row["status"] for row in desk.lines("list")} == {"failed"}
 
 
@@ -386,7 +385,7 @@ def test_a_retry_with_a_raise_of_a_run_that_its_budget_has_stopped_is_the_unpaus
     one("run", "shop.py:saver", "--id", "s1", code=4)
     assert "add to it with perdure unpause" in one.refusal("retry", "s1", "--yes")
     assert "added to the budget that it has used up: 1 call" in one("retry", "s1", "--add-calls", "1", "--dry-run")
-    assert one.lines("retry", "--where", "status:needs_attention", "--add-calls", "1", "--yes") == [{"run_id": "s1", "dry_run": False}]
+    assert one.lines("retry", "--where", "status:needs_attention", "--add-calls", "1", "--yes")[0] == {"run_id": "s1", "dry_run": False}
     assert one("resume", "s1") == "paid 2\n"
     one.put("down")
     one("run", "shop.py:shipper", "--id", "d1", code=4)
@@ -552,12 +551,12 @@ def test_a_query_retries_the_failed_runs_and_lists_those_that_it_cannot(desk: De
     desk.take("down")
     done = desk.run("retry", "--where", "error:*503* parent:none", "--yes", "--reason", "up again")
     assert done.returncode == 1
-    assert done.stdout.startswith("4 runs queued; 1 not"), done.stdout
-    assert "not retried: run changed cannot go on with this code" in done.stderr
+    assert done.stdout.startswith("4 runs queued; 1 failed"), done.stdout
+    assert "failed: run changed cannot go on with this code" in done.stderr
     # The same command again finds only the remaining runs.
     again = desk.run("retry", "--where", "error:*503*", "--yes", "--json")
     assert again.returncode == 1
-    assert [json.loads(line)["run_id"] for line in again.stdout.splitlines()] == ["changed"]
+    assert [json.loads(line).get("run_id") for line in again.stdout.splitlines()] == ["changed", None]
     assert desk("resume", "r1") == "x\n"
     assert desk("resume", "f1") == "below\n"
     assert desk.show("o1")["status"] == "failed", "its error is another one"
@@ -569,8 +568,8 @@ def test_a_query_raises_the_budget_of_each_run_and_lists_the_runs_that_have_none
         desk.failed("spender", run_id)
     desk.failed("order", "o1")
     done = desk.run("retry", "--where", "status:failed", "--add-calls", "3", "--yes")
-    assert (done.returncode, done.stdout.startswith("2 runs queued; 1 not")) == (1, True), done.stdout
-    assert "not retried: run o1 has no budget" in done.stderr
+    assert (done.returncode, done.stdout.startswith("2 runs queued; 1 failed")) == (1, True), done.stdout
+    assert "failed: run o1 has no budget" in done.stderr
     for run_id in ("s1", "s2"):
         assert desk.lines("why", run_id)[0]["budgets"][0]["limits"][0]["limit"] == 4
         assert desk("resume", run_id) == "paid 2\n"
@@ -582,9 +581,9 @@ def test_a_query_without_a_status_leaves_cancelled_runs_alone(one: Desk) -> None
     one("run", "shop.py:waiter", "--id", "w1", "--no-wait", code=3)
     one("cancel", "w1")
     one("resume", "w1", code=5)
-    assert [found["run_id"] for found in one.lines("retry", "--where", "id:*1", "--yes")] == ["o1"]
-    assert [found["run_id"] for found in one.lines("retry", "--where", "id:*1", "--dry-run", "--yes")] == []
-    assert [found["run_id"] for found in one.lines("retry", "--where", "id:*1 status:cancelled", "--yes")] == ["w1"]
+    assert [found.get("run_id") for found in one.lines("retry", "--where", "id:*1", "--yes")] == ["o1", None]
+    assert [found.get("run_id") for found in one.lines("retry", "--where", "id:*1", "--dry-run", "--yes")] == [None]
+    assert [found.get("run_id") for found in one.lines("retry", "--where", "id:*1 status:cancelled", "--yes")] == ["w1", None]
 
 
 def test_a_dry_run_of_many_runs_shows_equal_plans_and_equal_refusals_once(one: Desk) -> None:
@@ -602,11 +601,11 @@ def test_a_dry_run_of_many_runs_shows_equal_plans_and_equal_refusals_once(one: D
     assert sum("call 2 look is made again" in line for line in lines) == 1
     assert lines[-1] == "9 runs can be retried"
     refused = one.run("retry", "--where", "agent:order", "--yes")
-    assert [line.strip()[:60] for line in refused.stderr.splitlines() if "KeyError" in line and "not retried" in line] == [
-        "not retried: run o2 fails again with this code, before it ma"
+    assert [line.strip()[:55] for line in refused.stderr.splitlines() if "KeyError" in line and "failed: run" in line] == [
+        "failed: run o2 fails again with this code, before it ma"
     ]
     assert "\n  the same for 2 more runs: o1, o0\n" in refused.stderr
-    assert refused.stdout == "0 runs queued; 3 not\n"
+    assert refused.stdout == "0 runs queued; 3 failed\n"
 
 
 def test_the_bulk_question_shows_the_count_and_a_sample(one: Desk) -> None:
@@ -615,7 +614,7 @@ def test_the_bulk_question_shows_the_count_and_a_sample(one: Desk) -> None:
         one.failed("reader", f"r{number}")
     code, said = typed(one, "n\n", "retry", "--where", "agent:reader")
     assert code == 2
-    assert "7 runs: 7 of reader@1" in said
+    assert "7 runs to retry\n  7 failed\n  7 of reader@1\n" in said
     assert "… and 2 more" in said
     assert "503" in said
     assert "nothing was written" in said
@@ -623,7 +622,7 @@ def test_the_bulk_question_shows_the_count_and_a_sample(one: Desk) -> None:
     code, said = typed(one, "y\n", "retry", "r1", "r2")
     assert code == 0
     assert "2 runs queued" in said
-    assert "2 of 2" in said
+    assert "100%" in said
 
 
 def test_ctrl_c_stops_between_two_runs_and_the_same_command_goes_on(one: Desk) -> None:
@@ -648,7 +647,9 @@ def test_ctrl_c_stops_between_two_runs_and_the_same_command_goes_on(one: Desk) -
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130, (out, err)
     queued = {row["run_id"] for row in one.lines("list") if row["status"] == "queued"}
-    assert queued == {json.loads(line)["run_id"] for line in out.splitlines()}
+    *lines, last = map(json.loads, out.splitlines())
+    assert queued == {line["run_id"] for line in lines}
+    assert (last["interrupted"], last["done"]) == (True, len(queued))
     assert 0 < len(queued) < 4
     one("retry", "--where", "agent:reader", "--yes")
     assert {row["status"] for row in one.lines("list")} == {"queued"}
@@ -659,7 +660,7 @@ def test_a_query_says_what_is_wrong_with_it(one: Desk) -> None:
     one.failed("order", "o1")
     assert "there is no key 'colour'; write KEY:VALUE" in one.refusal("retry", "--where", "colour:red", "--yes")
     assert "there is no key 'colour'" in one.refusal("list", "--where", "colour:red")
-    assert "can be retried" in one.refusal("retry", "--where", "status:running", "--yes")
+    assert "is for runs that are failed, cancelled, needs_attention" in one.refusal("retry", "--where", "status:running", "--yes")
     assert "and not both" in one.refusal("retry", "o1", "--where", "status:failed", "--yes")
     assert "name the runs to retry" in one.refusal("retry", "--yes")
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+
 from tests.golden.lives import Life, Stage
 
-from perdure import Budget
+from perdure import Budget, Perdure
+from perdure.core.events import RunRestored
+from perdure.store.backup import Restoring
+from perdure.store.open import open_store
 
 
 # -- everything goes well, but for the worker ---------------------------------------------------------------------------------------
@@ -177,6 +182,23 @@ async def leave(stage: Stage) -> None:
     await stage.start("everyday", "queued", "o-2")
 
 
+async def leave_restored(stage: Stage) -> None:
+    """A run of another journal, which was restored from its backup into this one."""
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/other.db"
+        async with Perdure(url, agents=[stage.agents.waiting], clock=stage.clock) as other:
+            here = Stage(other, stage.clock, stage.agents)
+            await here.start("waiting", "restored")
+            await here.drive("restored")
+        source = open_store(url)
+        restoring = Restoring(source, stage.app.store, to_url="here", by="ann")
+        restoring.mark = RunRestored("ann", stage.clock.now(), "restore-1")
+        restoring.now, restoring.new_id = stage.clock.now() + 60_000_000, stage.clock.new_id
+        assert restoring.everything().runs == 1
+        source.close()
+    await stage.app.signal("restored", "news", "it is recorded, and wakes nothing", by="bob")
+
+
 async def leave_in_doubt(stage: Stage) -> None:
     await stage.start("doubted", "doubting", ["a"])
     await stage.drive("doubting")
@@ -283,6 +305,7 @@ LIVES = (
     Life(think_to_the_end, {"fail": {"model": ["timeout"]}}),
     Life(follow_plan),
     Life(leave),
+    Life(leave_restored),
     Life(leave_in_doubt, {"die": ["mail"]}, killed=True),
     Life(see_doubt),
     Life(leave_held, {"die": ["put"]}, killed=True),

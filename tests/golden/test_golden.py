@@ -224,7 +224,8 @@ async def go_on(stage: Stage, run_id: str) -> str:
     """Do what the run waits for, until it has ended."""
     app = stage.app
     for _ in range(50):
-        if (await app.handle(run_id).row()).status == "paused":
+        before = await app.handle(run_id).row()
+        if before.status == "paused" or before.attention == "restored":
             await app.unpause(run_id, by="ann")
         row = await stage.drive(run_id)
         if row.status in FINISHED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.artifacts import ARTIFACTS
+from tests.mutants.bulk import BULK
 from tests.mutants.cli import CLI
 from tests.mutants.core import CORE
 from tests.mutants.evolving import EVOLVING
@@ -21,6 +22,7 @@ from tests.mutants.worker import WORKER
 
 SOURCE: tuple[Mutant, ...] = (
     *ARTIFACTS,
+    *BULK,
     *CLI,
     *CORE,
     *EVOLVING,

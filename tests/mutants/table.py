@@ -92,6 +92,8 @@ _WORDS = {
     "calls": "a call changes its state only as its table allows",
     "duplicates": "a message that is sent twice counts once",
     "operating": "probes, metrics and logs say what is true, and harm no worker",
+    "batches": "a bulk operation does each run once, and only what the person has seen",
+    "restored": "a run from a backup goes on only when a person lets it",
     "ticks": "each tick of a schedule starts one run, by the policies of the schedule",
     "security": "text, files and servers of other users cannot control perdure",
     "specimens": "an imported copy of a run is never driven, and accepts no post",

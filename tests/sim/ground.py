@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from pathlib import Path
+
 from perdure.store.sql import SqlStore
 from perdure.store.sqlite import integrity
 from perdure.store.sqlite.database import SqliteDatabase
@@ -15,6 +18,9 @@ class Truth(SqlStore):
 
     def problems(self) -> list[str]:
         return integrity.problems(self._database)  # type: ignore[arg-type]
+
+    def snapshot_to(self, file: Path) -> AbstractContextManager[bool]:
+        raise NotImplementedError("no simulated process takes a backup")
 
     def restore_schema(self, *, check: bool = False) -> list[str]:
         return integrity.restore_schema(self._database, check=check)  # type: ignore[arg-type]

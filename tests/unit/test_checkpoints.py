@@ -431,6 +431,16 @@ def test_events_before_a_checkpoint_are_removed_and_the_rest_is_proven(url: str,
         assert seen.exception is None or isinstance(seen.exception, SystemExit), (words, seen.exception)
 
 
+def test_json_does_not_mean_yes(url: str, store: Store) -> None:
+    go(url, 8, 5)
+    events = store.read("r")
+    told = prune(url, "r", "--json")
+    assert (told.exit_code, "this is no terminal" in told.output) == (2, True), told.output
+    assert store.read("r") == events
+    assert prune(url, "r", "--json", "--yes").exit_code == 0
+    assert len(store.read("r")) < len(events)
+
+
 def test_replay_all_compares_the_last_lives_also_of_pruned_runs(url: str, store: Store, tmp_path: Path) -> None:
     """One run waits, one has ended, and one has lost the events before its checkpoint. Code that differs is found in each."""
 

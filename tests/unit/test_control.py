@@ -16,6 +16,7 @@ from pydantic import AwareDatetime
 from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
 
 from perdure import Approval, Budget, Conflict, InvalidInput, NotApproved, NotPermitted, Perdure, Run, ToolFailed, agent, tool
+from perdure.core.events import batch_of
 from perdure.inspect.why.page import why
 from perdure.store import approvals
 from perdure.store.api import ApprovalFilter, ApprovalRow
@@ -375,5 +376,34 @@ def test_a_run_that_nobody_has_asked_to_pause_cannot_be_let_go_on() -> None:
                 await app.unpause("r")
             release.set()
             await driving
+
+    run(main())
+
+
+def test_an_answer_about_one_attempt_does_not_settle_a_later_one(tmp_path: Path) -> None:
+    """The person has looked up what became of attempt 1. Nothing is known about attempt 2, which is in doubt now."""
+    sent: list[int] = []
+
+    @tool(effect="once")
+    async def ship() -> str:
+        sent.append(1)
+        raise TimeoutError("no answer")
+
+    @agent(version="1")
+    async def shipper(run: Run) -> str:
+        return await ship()
+
+    async def main() -> None:
+        async with Perdure(f"sqlite:///{tmp_path}/a.db", [shipper], settings=SETTINGS, batch="b-1") as app:
+            await app.start(shipper, id="r")
+            await app.engine.drive("r", wait=False)
+            await app.resolve("r", 1, did_not_happen=True, final=True, attempt=1, by="ann")
+            await app.engine.drive("r", wait=False)
+            assert len(sent) == 2
+            with pytest.raises(Conflict, match="attempt 2 is in doubt, and not attempt 1"):
+                await app.resolve("r", 1, happened="shipped", attempt=1, by="ann")
+            await app.resolve("r", 1, happened="shipped", attempt=2, by="ann")
+            assert (await app.engine.drive("r", wait=False)).status == "succeeded"
+            assert [batch for event in app.store.read("r") if (batch := batch_of(event.body))] == ["b-1", "b-1"]
 
     run(main())

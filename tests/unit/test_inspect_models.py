@@ -457,7 +457,8 @@ def test_what_was_said_goes_with_its_run_and_with_no_other(tmp_path: Path) -> No
     Copying(store, there, to_url=there.url, by="ann").move(now=NOW, lease_us=1)
     reading = read_run(there, "r")
     assert [request_of_call(reading, call, loader(there)) for call in (1, 4, 6)] == model.heard
-    assert pruning.prune(there, reading.row.updated_at + 1, ["succeeded"], None, by="ann", clock=lambda: NOW).families == 1
+    found = pruning.found(there, reading.row.updated_at + 1, ["succeeded"], None)
+    assert pruning.prune(there, found, reading.row.updated_at + 1, by="ann", clock=lambda: NOW).families == 1
     assert count(tmp_path / "there.db", blobs) == 0
     store.close()
     there.close()

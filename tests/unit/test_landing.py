@@ -22,6 +22,7 @@ from perdure.core.events import (
     RunAdopted,
     RunPaused,
     RunRequeued,
+    RunRestored,
     RunUnpaused,
     SignalReceived,
     Status,
@@ -68,6 +69,7 @@ def expected(status: Status, attention: Reason | None, body: AnyBody) -> tuple[S
     """The table, read line by line; the first that applies counts."""
     kind = type(body)
     table: list[tuple[bool, tuple[Status, Wake]]] = [
+        (attention == "restored" and kind not in (RunUnpaused, RunRequeued), ("needs_attention", "keep")),
         (kind is CancelRequested, ("cancelling", "now")),
         (kind in (ApprovalVoted, BudgetRaised, RunAdopted), (status, "keep")),
         (status == "cancelling" and kind is RunPaused, ("cancelling", "keep")),
@@ -96,7 +98,17 @@ def test_a_run_that_waits_is_woken_by_whatever_it_may_wait_for():
 
 def test_a_cancel_reaches_a_run_wherever_it_stands():
     for status, attention in STANDING:
-        assert landing(status, attention, CancelRequested("ann")) == ("cancelling", "now")
+        if attention != "restored":
+            assert landing(status, attention, CancelRequested("ann")) == ("cancelling", "now")
+
+
+def test_a_run_from_a_backup_rests_until_a_person_lets_it_go_on():
+    for status in STATUSES:
+        assert landing(status, None, RunRestored("ann", 1)) == ("needs_attention", "never")
+    assert {landing("needs_attention", "restored", body) for body in BODIES if type(body) not in (RunUnpaused, RunRequeued)} == {
+        ("needs_attention", "keep")
+    }
+    assert landing("needs_attention", "restored", RunUnpaused("ann")) == ("queued", "now")
 
 
 def test_only_a_person_sends_a_run_on_that_needs_one():

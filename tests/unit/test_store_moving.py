@@ -219,7 +219,7 @@ def test_other_writers_get_their_turn_between_two_batches(tmp_path: Path, monkey
 
     writer = threading.Thread(target=write)
     writer.start()
-    assert pruning.prune(store, NOW + HOUR, ENDED, None, by="ann", clock=lambda: NOW).families == 30
+    assert pruning.prune(store, pruning.found(store, NOW + HOUR, ENDED, None), NOW + HOUR, by="ann", clock=lambda: NOW).families == 30
     writer.join()
     assert len(waits) == 20
     assert max(waits) < 2
@@ -533,7 +533,9 @@ def test_nothing_is_pruned_that_was_not_asked_for() -> None:
     hold(store, "last").write(RunSucceeded(payload(1)), row=RowChange("succeeded"), ts=NOW + HOUR)
     found_ = [one.root for one in pruning.found(store, NOW + HOUR, ENDED, 3)]
     assert found_ == ["r0", "r1", "r2"]
-    assert pruning.prune(store, NOW + HOUR, ["failed"], None, by="ann", clock=lambda: NOW) == pruning.NOTHING
-    assert pruning.prune(store, NOW + HOUR, ENDED, 3, by="ann", clock=lambda: NOW).families == 3
+    assert (
+        pruning.prune(store, pruning.found(store, NOW + HOUR, ["failed"], None), NOW + HOUR, by="ann", clock=lambda: NOW) == pruning.NOTHING
+    )
+    assert pruning.prune(store, pruning.found(store, NOW + HOUR, ENDED, 3), NOW + HOUR, by="ann", clock=lambda: NOW).families == 3
     assert sorted(row.run_id for row in store.list()) == ["last", "r3", "r4"]
     store.close()

@@ -26,7 +26,7 @@ from perdure.errors import NotFound, StoreCorrupt, StoreError, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.api import RunRow
 from perdure.store.open import open_store
-from perdure.store.pruning import prune
+from perdure.store.pruning import found, prune
 
 SETTINGS = Settings(park_after_s=0.0, lease_s=20.0)
 PATIENCE_S = 60.0
@@ -454,7 +454,7 @@ def test_a_follower_of_a_run_that_is_pruned_meanwhile_is_told(url: str, monkeypa
             following = handle.follow()
             assert [(await anext(following)).seq for _ in range(3)] == [1, 2, 3]
             with closing(open_store(url)) as other:
-                prune(other, 1 << 60, ("succeeded",), None, by="ann", clock=lambda: time.time_ns() // 1000)
+                prune(other, found(other, 1 << 60, ("succeeded",), None), 1 << 60, by="ann", clock=lambda: time.time_ns() // 1000)
             with pytest.raises(NotFound):
                 [event async for event in following]
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from perdure import shell
 from perdure.cli import common
-from perdure.cli.common import where_option
+from perdure.cli.bulk import Bulk, BulkOrder, Done, Skip, go, many_options
 from perdure.cli.reopening import Order
-from perdure.cli.retry import Crowd, split
-from perdure.cli.steering import by_option, speaker
+from perdure.cli.retry import WithCode, split
+from perdure.cli.steering import speaker
 from perdure.cli.target import load_target, recorded_target, with_children, with_tools
-from perdure.core.identity import undone_by
-from perdure.core.query import UNFINISHED, Query, parse_query
+from perdure.core.query import UNFINISHED
 from perdure.engine.api import Reading
 from perdure.errors import Conflict, InvalidInput, UnknownAgent
 from perdure.inspect.text import plural
@@ -33,23 +32,20 @@ if TYPE_CHECKING:
 
 @click.command("adopt")
 @click.argument("words", nargs=-1, metavar="[RUN…] [TARGET]", shell_complete=common.complete_run)
-@where_option("Instead of RUNs: all unfinished runs that match.")
 @click.option("--version", metavar="V", help="The version that goes on: refused if the code in TARGET has another one.")
 @click.option("--tools", metavar="FILE.py", help="If TARGET is a plan: the file with its tools.")
-@click.option("--dry-run", is_flag=True, help="Only check, and print what would be adopted.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--note", metavar="TEXT", help="Why; a note for the journal.")
-@by_option("Who says so.")
-@common.url_option
-@common.json_option
+@many_options("Instead of RUNs: all unfinished runs that match.")
 def command(
     words: tuple[str, ...],
-    where: str | None,
     version: str | None,
     tools: str | None,
+    note: str | None,
+    where: str | None,
+    limit: int | None,
+    batch: str | None,
     dry_run: bool,
     yes: bool,
-    note: str | None,
     by: str | None,
     url: str | None,
     as_json: bool,
@@ -66,20 +62,17 @@ def command(
     settings = common.settings_with(url=url)
     log_to_stderr("", logging.WARNING)
     with common.existing_runs(url) as store:
-        now = common.now_at(store)
-        query = None if where is None else _query(where, now)
-        run_ids, target = split(store, words, where, "adopt")
+        run_ids, target = split(store, words, where is not None or batch is not None, "adopt")
         rows = [require(store, run_id) for run_id in run_ids]
         for row in rows:
             _check(row)
         order = Order(speaker(by), note, False, url, as_json, yes, dry_run, with_tools(target, tools))
-        if len(rows) == 1:  # one run that is named needs no question
+        if len(rows) == 1 and limit is None:  # one run that is named needs no question
             words_of_code = target or recorded_target(store, rows[0], settings.url, "adopt", common.url_words(url))
             agents = with_children([load_target(words_of_code, tools).agent])
             return asyncio.run(_one(settings, rows[0], agents, version, order))
-    adopting = Adopting(settings, order, target, tools, query, run_ids, now)
-    adopting.version = version
-    return asyncio.run(adopting.go())
+    many = BulkOrder(order.by, url, as_json, yes, dry_run, where, batch, limit, tuple(run_ids))
+    return go(settings, Adopting(order, target, tools, version), many)
 
 
 async def _one(settings: Settings, row: RunRow, agents: list[Agent[Any, Any]], version: str | None, order: Order) -> int:
@@ -133,15 +126,6 @@ async def adopt_one(
     return common.SUCCEEDED
 
 
-def _query(where: str, now: int) -> Query:
-    query = parse_query(where, now)
-    if not query.has("status"):
-        return query.within(status=UNFINISHED)
-    if ended := [status for status in query.statuses if status in FINISHED]:
-        raise InvalidInput(f"--where status:{ended[0]}: only an unfinished run is adopted; a run that failed goes on with perdure retry")
-    return query
-
-
 def _check(row: RunRow) -> None:
     row.check_live()
     if row.status in FINISHED:
@@ -149,40 +133,42 @@ def _check(row: RunRow) -> None:
         raise Conflict(f"run {row.run_id} has ended ({row.status}) and is not adopted{way_out}")
 
 
-class Adopting(Crowd):
-    verb, question, refused_words, could, did = "adopt", "go on with this code", "not adopted", "can be adopted", "adopted"
-    left_out_words = "without a version yet, of this version already, an undo, or a specimen"
-    version: str | None = None
+class Adopting(WithCode):
+    verb, question, did, could = "adopt", "let this code go on with", "adopted", "can be adopted"
+    then = "a worker goes on with them: perdure worker TARGET, if none serves them"
+    statuses = UNFINISHED
+    instead = "; a run that failed goes on with perdure retry, also with other code"
 
-    def _rows(self, reading: Reading) -> Iterator[RunRow]:
-        """The runs. With a named run, the unfinished runs below it are adopted too."""
-        if self._query is not None:
-            yield from super()._rows(reading)
-            return
-        for row in super()._rows(reading):
+    def __init__(self, order: Order, target: str | None, tools: str | None, version: str | None) -> None:
+        super().__init__(order, target, tools)
+        self._version = version
+
+    def given(self) -> dict[str, Any]:
+        return {**super().given(), "version": self._version}
+
+    def named_rows(self, reading: Reading, run_ids: Sequence[str]) -> Iterator[RunRow]:
+        """With a named run, the unfinished runs below it are adopted too."""
+        for row in super().named_rows(reading, run_ids):
             yield row
             yield from (one for one in reading.family(row.run_id) if one.status not in FINISHED)
 
-    def _is_left_out(self, row: RunRow) -> bool:
-        if row.specimen is not None or row.version == NO_VERSION or undone_by(row.run_id) is not None:
-            return True
-        here = [one.version for one in self.given or () if one.name == row.agent]
-        # A run below a named run may belong to an agent that this code does not have.
-        return row.version in here or (self.given is not None and not here and row.parent is not None)
+    def leaves_out(self, row: RunRow, *, named: bool) -> str | None:
+        if row.version == NO_VERSION:
+            return "runs without a version, which take that of the worker that begins them"
+        here = [one.version for one in self.agents or () if one.name == row.agent]
+        if row.version in here:
+            return "runs of this version"
+        if self.agents is not None and not here and row.parent is not None:
+            return "children of agents that this code does not have"
+        return super().leaves_out(row, named=False)
 
-    async def _act(self, row: RunRow) -> None:
-        order, app = self._order, await self._app_for(row)
+    async def act(self, bulk: Bulk, row: RunRow) -> Done:
+        order, app = self.order, await self.app_for(bulk, row)
         code = app.agents[row.agent]
         if row.parent is None:
-            _check_version(row, code, self.version)
+            _check_version(row, code, self._version)
         if code.version == row.version:
-            return
+            raise Skip(f"version {code.version} is this code")
         await app.adopt(row.run_id, by=order.by, note=order.reason, dry_run=order.dry_run)
-        if order.as_json:
-            common.out_json({"run_id": row.run_id, "before": row.version, "version": code.version, "dry_run": order.dry_run})
-        elif order.dry_run:
-            common.out(
-                common.clean(
-                    f"run {row.run_id} ({row.status}): version {code.version} of {row.agent} can go on with it, after {row.version}"
-                )
-            )
+        can = f"run {row.run_id} ({row.status}): version {code.version} of {row.agent} can go on with it, after {row.version}"
+        return Done({"before": row.version, "version": code.version}, [can])

@@ -1,15 +1,17 @@
-"""`perdure cancel`: ask a run to stop, or end the run without its agent."""
+"""`perdure cancel`: ask a run to stop, or end the run without its agent; one run, or all of a query."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import Struct
 
 from perdure import shell
 from perdure.cli import common
-from perdure.cli.steering import by_option, speak, speaker, who_goes_on
+from perdure.cli.bulk import Bulk, BulkOrder, BulkVerb, Done, go, is_for_many, many_options
+from perdure.cli.steering import speak, speaker, who_goes_on
+from perdure.core.query import UNFINISHED
 from perdure.core.state import CallState, RunState
 from perdure.inspect.text import called
 from perdure.store.api import FINISHED, RunRow
@@ -27,22 +29,56 @@ class _Asked(Struct, frozen=True):
     then: str
 
 
+class Cancelling(BulkVerb):
+    verb, question, did, could = "cancel", "cancel", "cancelled", "can be cancelled"
+    rests = False  # runs go on while they are cancelled
+
+    def __init__(self, reason: str | None, force: bool) -> None:
+        self._reason, self._force = reason, force
+        self.statuses = tuple(status for status in UNFINISHED if force or status != "cancelling")
+        if not force:
+            self.did, self.then = "asked to stop", "each ends when its agent has cleaned up: a worker drives it"
+
+    def given(self) -> dict[str, Any]:
+        return {"reason": self._reason, "force": self._force}
+
+    async def act(self, bulk: Bulk, row: RunRow) -> Done:
+        app = await bulk.app()
+        if not bulk.order.dry_run:
+            await app.cancel(row.run_id, by=bulk.order.by, reason=self._reason, force=self._force)
+        return Done({"before": row.status})
+
+
 @click.command("cancel")
-@common.run_argument
+@common.optional_run_argument
 @click.option("--reason", metavar="TEXT", help="Why; a note for the journal.")
 @click.option(
     "--force", is_flag=True, help="End the run at once, without its agent, for example if its code is lost. Code 8 while a worker holds it."
 )
-@by_option("Who asks.")
-@common.url_option
-@common.json_option
-def command(run_id: str, reason: str | None, force: bool, by: str | None, url: str | None, as_json: bool) -> None:
+@many_options("Instead of RUN: all unfinished runs that match.", "Who asks.")
+def command(
+    run_id: str | None,
+    reason: str | None,
+    force: bool,
+    where: str | None,
+    limit: int | None,
+    batch: str | None,
+    dry_run: bool,
+    yes: bool,
+    by: str | None,
+    url: str | None,
+    as_json: bool,
+) -> int:
     """Cancel RUN and its children.
 
     The agent is cancelled at its next step and may still clean up; a call that has begun is not undone. With --force
     there is no cleanup. Calls in doubt stay in doubt: the output names them, and their cost is charged.
     """
     settings = common.settings_with(url=url)
+    order = BulkOrder(speaker(by), url, as_json, yes, dry_run, where, batch, limit)
+    if is_for_many("cancel", run_id, order):
+        return go(settings, Cancelling(reason, force), order)
+    assert run_id is not None
 
     async def cancel(app: Perdure) -> _Asked:
         await app.cancel(run_id, by=speaker(by), reason=reason, force=force)
@@ -55,7 +91,7 @@ def command(run_id: str, reason: str | None, force: bool, by: str | None, url: s
     if as_json:
         doubts = [{"call": call.number, "tool": call.tool, "key": call.key} for call in unsure]
         common.out_json({"run_id": run_id, "status": asked.row.status, "in_doubt": doubts})
-        return
+        return common.SUCCEEDED
     common.out(common.clean(_sentence(asked, force)))
     for call in unsure:
         common.out(common.clean(f"  stays in doubt: call {call.number} {called(call.tool, call.args)}, key {call.key}"))
@@ -63,6 +99,7 @@ def command(run_id: str, reason: str | None, force: bool, by: str | None, url: s
         for child in asked.family:
             now = f"{shell.command('cancel', child.run_id)} --force{common.url_words(url)}"
             common.out(common.clean(f"  child {child.run_id} was asked to stop; it ends when a worker claims it, or at once: {now}"))
+    return common.SUCCEEDED
 
 
 def _sentence(asked: _Asked, force: bool) -> str:

@@ -330,6 +330,12 @@ def _rich_table(headers: Sequence[str], cells: list[list[str]]) -> None:
     Console(no_color=not coloured(), highlight=False).print(grid)
 
 
+def check_terminal(verb: str, *, yes: bool, asks: str = "before it writes") -> None:
+    """InvalidInput if no person can be asked, and --yes is not given."""
+    if not yes and not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise errors.InvalidInput(f"{verb} asks {asks}, and this is no terminal: see what it would do with --dry-run, then say --yes")
+
+
 # -- times: µs since 1970 ---------------------------------------------------------------------------------------------
 
 

@@ -74,7 +74,7 @@ def command(
         raise InvalidInput(f"--from and --to are both {shown_url(source.url)}; name another database with --to")
     common.require_database(source.url)
     with _opened(source, create=False) as journal, _opened_target(target, dry_run or abandon) as other:
-        bar = _Bar()
+        bar = Bar()
         copying = Copying(journal, other, to_url=target.url, by=os_user(), progress=bar.show)
         now = common.now_at(journal)
         try:
@@ -134,7 +134,7 @@ def _empty(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, url="sqlite://")  # an empty journal, to compare the source with
 
 
-class _Bar:
+class Bar:
     """Progress on stderr. If stderr is a terminal: one line that is overwritten. If not: a line for each step."""
 
     def __init__(self) -> None:

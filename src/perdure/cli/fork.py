@@ -151,7 +151,8 @@ async def _go_live(
         if order.dry_run and order.as_json:
             common.out_json({**msgspec.to_builtins(plan), "dry_run": True})
             return common.SUCCEEDED
-        order.check_terminal("fork --live")
+        if not order.dry_run:
+            common.check_terminal("fork --live", yes=order.yes)
         for line in _live_preview(plan):
             (common.out if order.dry_run else common.note)(common.clean(line))
         if order.dry_run:

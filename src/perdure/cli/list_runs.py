@@ -270,6 +270,7 @@ def _record(row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Grou
         "status": row.status,
         "specimen": row.specimen is not None,
         "waiting_for": row.waiting_for,
+        "attention": row.attention,
         "error": row.error,
         "created_at": common.iso(row.created_at),
         "updated_at": common.iso(row.updated_at),

@@ -1,8 +1,9 @@
-"""`perdure prune`: delete runs that ended long ago. A tombstone of each run stays."""
+"""`perdure prune`: delete runs that have ended: old ones, named ones, those of a tenant or a query. A tombstone of each stays."""
 
 from __future__ import annotations
 
-import sys
+from collections import Counter
+from collections.abc import Iterator
 from typing import get_args
 
 import click
@@ -10,14 +11,17 @@ import msgspec
 
 from perdure import shell
 from perdure.cli import common
+from perdure.cli.bulk import SAMPLE, counts
+from perdure.cli.common import where_option
 from perdure.cli.times import parse_past
 from perdure.cli.who import os_user
+from perdure.core.query import EVERYTHING, Query, Term, parse_query
 from perdure.errors import Conflict, InvalidInput
 from perdure.inspect.artifacts import orphans as lost
 from perdure.inspect.text import plural
 from perdure.inspect.view import require
 from perdure.store import pruning
-from perdure.store.api import FINISHED, Checkpointed, Pruned, RunRow, Status, Store
+from perdure.store.api import FINISHED, Checkpointed, Kept, Prunable, Pruned, RunRow, Status, Store
 from perdure.store.artifacts import sweep
 
 _ENDED = tuple(status for status in get_args(Status) if status in FINISHED)
@@ -33,6 +37,9 @@ _ENDED = tuple(status for status in get_args(Status) if status in FINISHED)
     help=f"Only families whose first run ended with this status. Default: {','.join(_ENDED)}.",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N families.")
+@click.option("--run", "named", multiple=True, metavar="RUN", help="The family of this run, however old. Can be repeated.")
+@click.option("--tenant", metavar="T", help="Only families of this tenant; without --older-than, however old.")
+@where_option("Only families whose first run matches; without --older-than, however old.")
 @click.option("--orphans", is_flag=True, help="Instead: delete artifacts that no event names, of calls that have ended.")
 @click.option(
     "--specimen", "specimens", multiple=True, metavar="RUN", help="Instead: delete this specimen and the runs below it. Can be repeated."
@@ -44,7 +51,7 @@ _ENDED = tuple(status for status in get_args(Status) if status in FINISHED)
     help="Instead: remove the events before the last checkpoint, of these RUNs, or of all runs that rest since --older-than.",
 )
 @click.argument("runs", nargs=-1, metavar="[RUN]…")
-@click.option("--yes", is_flag=True, help="With --before-checkpoint: do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask. With --older-than alone, prune does not ask in any case.")
 @click.option("--dry-run", is_flag=True, help="Only print how much would be deleted.")
 @common.url_option
 @common.json_option
@@ -52,6 +59,9 @@ def command(
     age: str | None,
     statuses: str,
     limit: int | None,
+    named: tuple[str, ...],
+    tenant: str | None,
+    where: str | None,
     orphans: bool,
     specimens: tuple[str, ...],
     checkpoints: bool,
@@ -61,7 +71,7 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Delete runs that ended long ago, each with its children, its undo and its artifacts: all of them or none.
+    """Delete runs that have ended, each with its children, its undo and its artifacts: all of them or none.
 
     A family with an unfinished run, or with a notice that was not sent, is never deleted. A tombstone of each run
     stays: the id is not used again, and `show` says when the run was pruned. An artifact that another family got with
@@ -69,56 +79,150 @@ def command(
     the same folder or bucket as the workers. A specimen (perdure import) is never pruned by its age: name it with
     --specimen. It leaves no tombstone, because no run was executed under its id here.
 
+    With --run, --tenant or --where a preview comes first, and a question (--yes: none). --where looks at the first run of
+    each family.
+
     --before-checkpoint keeps the runs, finished or not. It removes the events between the first event of a run and its
     last checkpoint (run.checkpoint). The hash of the last removed event stays, so that `verify` proves the rest. After
     that, the run cannot go back to before the checkpoint, be undone or be exported. A run is left out while a worker
     holds it, an undo of it has not ended, or a notice about one of these events was not sent. An approval that is
     still open can be decided as before.
     """
+    chosen = bool(named) or tenant is not None or where is not None
     if checkpoints:
-        if specimens or orphans or limit is not None:
-            raise InvalidInput("prune --before-checkpoint takes RUNs or --older-than; leave --orphans, --specimen and --limit out")
+        if specimens or orphans or limit is not None or chosen:
+            raise InvalidInput(
+                "prune --before-checkpoint takes RUNs or --older-than; leave --run, --tenant, --where, --orphans, --specimen and --limit out"
+            )
         _prune_before_checkpoints(runs, age, url, dry_run, yes, as_json)
         return
-    if runs or yes:
-        raise InvalidInput("prune takes the names of runs, and --yes, only with --before-checkpoint")
+    if runs:
+        raise InvalidInput(f"to prune the family of a run: perdure prune --run {shell.quote(runs[0])}")
     if specimens:
-        if age is not None or orphans:
-            raise InvalidInput("prune --specimen deletes imported copies, however old; leave --older-than and --orphans out")
+        if age is not None or orphans or chosen:
+            raise InvalidInput("prune --specimen deletes imported copies, however old; leave --older-than, --orphans and the like out")
         _prune_specimens(specimens, url, dry_run, as_json)
         return
     if orphans:
-        if age is not None:
-            raise InvalidInput("prune --orphans deletes artifacts that no event names, however old; leave --older-than out")
+        if age is not None or chosen:
+            raise InvalidInput("prune --orphans deletes artifacts that no event names, however old; leave --older-than and the like out")
         _prune_orphans(url, dry_run, as_json)
         return
-    if age is None:
-        raise InvalidInput("say what to prune: --older-than 90d, --orphans, --specimen RUN, or --before-checkpoint RUN")
+    if named and (tenant is not None or where is not None or age is not None):
+        raise InvalidInput("prune --run names the families; leave --older-than, --tenant and --where out")
+    if age is None and not chosen:
+        raise InvalidInput(
+            "say what to prune: --older-than 90d, --run RUN, --tenant T, --where QUERY, --orphans, --specimen RUN, or --before-checkpoint RUN"
+        )
     wanted = _statuses(statuses)
     with common.existing_store(url) as store:
-        before = parse_past(age, common.now_at(store), "--older-than")
-        if dry_run:
-            done = pruning.NOTHING
-            for family in pruning.found(store, before, wanted, limit):
+        now = common.now_at(store)
+        before = now + 1 if age is None else parse_past(age, now, "--older-than")
+        kept, done = _Kept(), pruning.NOTHING
+
+        def families() -> Iterator[Prunable]:
+            kept.clear()
+            if named:
+                return iter(_named(store, named, before))
+            if not chosen:
+                return pruning.found(store, before, wanted, limit)
+            query = _query(where, tenant, wanted, before, now)
+            return pruning.selected(store, query, before, limit, kept.add)
+
+        if dry_run or chosen:
+            for family in families():
                 done += Pruned(1, family.runs, family.events, 0)
-        else:
+        if not dry_run and chosen and done.families:
+            common.check_terminal("prune", yes=yes, asks="before it deletes")
+            _preview(store, families(), done)
+            kept.tell()
+            if not yes and not click.confirm("delete them? They cannot be brought back", err=True):
+                common.fail("nothing was deleted")
+        if not dry_run:
             done = pruning.prune(
                 store,
+                families(),
                 before,
-                wanted,
-                limit,
                 by=os_user(),
                 clock=lambda: common.now_at(store),
                 progress=_progress if not as_json else _silent,
             )
             sweep(store)
     if as_json:
-        common.out_json({"before": common.iso(before), "dry_run": dry_run, **msgspec.to_builtins(done)})
+        common.out_json(
+            {"before": None if age is None else common.iso(before), "dry_run": dry_run, **msgspec.to_builtins(done), "kept": kept.count}
+        )
         return
+    kept.tell()
     blobs = "" if dry_run else f", {plural(done.blobs, 'blob')}"
     blobs += f", {plural(done.artifacts, 'artifact')}" if done.artifacts else ""
     what = f"{plural(done.families, 'family', 'families')}, {plural(done.runs, 'run')}, {plural(done.events, 'event')}{blobs}"
-    common.out(f"{'would prune' if dry_run else 'pruned'} {what} that ended before {common.iso(before)}")
+    ended = "" if age is None else f" that ended before {common.iso(before)}"
+    common.out(f"{'would prune' if dry_run else 'pruned'} {what}{ended}")
+
+
+class _Kept:
+    """The families that match and cannot be pruned: how many, and the first few reasons."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.count, self._first = 0, list[str]()
+
+    def add(self, root: str, why: str) -> None:
+        self.count += 1
+        if len(self._first) < SAMPLE:
+            self._first.append(why)
+
+    def tell(self) -> None:
+        for why in self._first:
+            common.note(common.clean(f"  kept: {why}"))
+        if self.count > len(self._first):
+            common.note(f"  kept: {self.count - len(self._first):,} more")
+
+
+def _query(where: str | None, tenant: str | None, wanted: list[str], before: int, now: int) -> Query:
+    query = (EVERYTHING if where is None else parse_query(where, now)).also(tenant=tenant)
+    if open_ := [status for status in query.statuses if query.has("status") and status not in FINISHED]:
+        raise InvalidInput(f"--where status:{open_[0]}: only runs that have ended are pruned: {', '.join(_ENDED)}")
+    if not query.has("parent"):
+        query = query.also(parent="none")
+    return Query((*query.within(status=tuple(wanted)).terms, Term("updated", "<", number=before)))
+
+
+def _named(store: Store, named: tuple[str, ...], before: int) -> list[Prunable]:
+    """The families of these runs. Conflict, with the way out, if one of them cannot be pruned."""
+    for run_id in named:
+        require(store, run_id)
+        if "/" in run_id:
+            root = run_id.partition("/")[0]
+            raise InvalidInput(f"run {run_id} is part of a family, which is pruned as a whole: --run {shell.quote(root)}")
+    judged = store.judged(list(dict.fromkeys(named)), before)
+    for one in judged:
+        if isinstance(one, Kept):
+            way_out = f"what it needs: {shell.command('why', one.root)}; to end it: {shell.command('cancel', one.root)}"
+            raise Conflict(f"{one.why}; nothing was deleted", hint=way_out)
+    return [one for one in judged if isinstance(one, Prunable)]
+
+
+def _preview(store: Store, families: Iterator[Prunable], found: Pruned) -> None:
+    """What a person sees before the question: how many, of which agents and statuses, and the first few."""
+    agents, statuses, first = Counter[str](), Counter[str](), list[str]()
+    for family in families:
+        row = store.get(family.root)
+        if row is None:
+            continue  # another process has pruned it
+        agents[row.agent] += 1
+        statuses[row.status] += 1
+        if len(first) < SAMPLE:
+            first.append(f"  {row.run_id}  {row.status} {common.iso(row.updated_at)}  {plural(family.runs, 'run')}")
+    total = f"{plural(found.families, 'family', 'families')} with {plural(found.runs, 'run')} and {plural(found.events, 'event')}"
+    lines = [total, f"  {counts(statuses)}", f"  {counts(agents, ' of ')}", *first]
+    if found.families > len(first):
+        lines.append(f"  … and {found.families - len(first):,} more")
+    for line in lines:
+        common.note(common.clean(line))
 
 
 def _prune_specimens(roots: tuple[str, ...], url: str | None, dry_run: bool, as_json: bool) -> None:
@@ -171,11 +275,8 @@ def _prune_before_checkpoints(runs: tuple[str, ...], age: str | None, url: str |
         done = Pruned(0, len(found), sum(one.events for one in found), 0)
         if not dry_run and found:
             what = f"remove {plural(done.events, 'event')} of {plural(done.runs, 'run')}? These runs cannot go back to before their checkpoints"
-            if not yes and not as_json and not (sys.stdin.isatty() and sys.stderr.isatty()):
-                raise InvalidInput(
-                    "prune asks before it removes events, and this is no terminal: see what it would do with --dry-run, then say --yes"
-                )
-            if not yes and not as_json and not click.confirm(what, err=True):
+            common.check_terminal("prune", yes=yes, asks="before it removes events")
+            if not yes and not click.confirm(what, err=True):
                 common.fail("nothing was removed")
             done = pruning.NOTHING
             for one in found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from perdure.core.budget import Budget
 from perdure.core.events import Event
 from perdure.core.history import history
 from perdure.core.state import fold, happened
-from perdure.errors import Conflict, Diverged, InvalidInput
+from perdure.errors import Conflict, Diverged
 from perdure.inspect.cost import budget_words
 from perdure.inspect.text import clip, limits_words, plural, used
 
@@ -40,13 +39,6 @@ class Order(msgspec.Struct, frozen=True):
     given: str = ""  # the TARGET that the user typed, quoted, with its --tools
     add: Budget | None = None  # what to add to the budget that the run has used up
 
-    def check_terminal(self, verb: str) -> None:
-        """InvalidInput if no person can be asked, and neither --yes nor --dry-run is given."""
-        if not self.yes and not self.dry_run and not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise InvalidInput(
-                f"{verb} asks before it writes, and this is no terminal: see what it would do with --dry-run, then say --yes"
-            )
-
 
 async def reopen_one(app: Perdure, run_id: str, to: int | None, order: Order) -> int:
     """Preview, ask, reopen, and say who goes on with the run. Returns the exit code."""
@@ -61,7 +53,7 @@ async def reopen_one(app: Perdure, run_id: str, to: int | None, order: Order) ->
         return common.SUCCEEDED
     if to is None:
         check_goes_on(plan)
-    order.check_terminal("retry" if to is None else "rewind")
+    common.check_terminal("retry" if to is None else "rewind", yes=order.yes)
     for line in preview(plan):
         common.note(common.clean(line))
     if not order.yes and not click.confirm(f"let run {run_id} go on from event {plan.back_to}?", err=True):

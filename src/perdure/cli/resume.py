@@ -104,6 +104,7 @@ async def _resume(
         if row.status == "paused" or (begins_later(row, common.now_at(app.reading)) and not now):
             return finish(app, row, as_json=as_json, url=url)  # code 3: the run waits, and the line says for what
         await check_version(app, row, given)
+        row.check_not_restored()  # `resume` lets a run go on that needs attention; but not one whose effects are unknown
         if row.status == "needs_attention":
             await app.unpause(run_id, by=os_user(), note="perdure resume")
         if begins_later(row, common.now_at(app.reading)):

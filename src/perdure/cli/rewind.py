@@ -8,6 +8,7 @@ import logging
 import click
 
 from perdure.cli import common
+from perdure.cli.bulk import asking_options
 from perdure.cli.reopening import Order, reopen_one
 from perdure.cli.retry import agents_of, reopening_options
 from perdure.cli.steering import speaker
@@ -22,16 +23,17 @@ from perdure.logs import log_to_stderr
 @click.argument("target", metavar="[TARGET]", required=False)
 @click.option("--to", type=click.IntRange(min=1), required=True, metavar="SEQ", help="The last event that the agent keeps.")
 @reopening_options
+@asking_options("Who says so.")
 def command(
     run_id: str,
     target: str | None,
     to: int,
     tools: str | None,
-    dry_run: bool,
-    yes: bool,
     reason: str | None,
     fresh: bool,
     add: Budget | None,
+    dry_run: bool,
+    yes: bool,
     by: str | None,
     url: str | None,
     as_json: bool,

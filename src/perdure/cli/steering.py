@@ -16,8 +16,9 @@ from perdure.cli.target import resume_command, top
 from perdure.cli.who import os_user
 from perdure.core.budget import Budget, micros
 from perdure.core.identity import undone_by
+from perdure.core.state import RunState
 from perdure.engine.api import Reading
-from perdure.errors import InvalidInput
+from perdure.errors import Conflict, InvalidInput
 from perdure.inspect.view import begins_later
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
@@ -109,3 +110,17 @@ def who_goes_on(store: Reading, row: RunRow, settings: Settings, url: str | None
         return f"a worker begins it at {common.iso(row.ready_at or 0)}, or now and here: {command} --now"
     # No worker serves an undo: only `perdure undo` drives an undo.
     return f"go on with it: {command}" if undone_by(row.run_id) is not None else f"a worker goes on with it, or here: {command}"
+
+
+def check_can_go_on(row: RunRow, state: RunState, add: Budget | None) -> None:
+    """Raise Conflict if a run that needs attention would stop again at once, because a person has to decide first."""
+    why = shell.command("why", row.run_id)
+    if row.attention == "restored" and add is not None:
+        raise Conflict(f"run {row.run_id} was restored from a backup: let it go on first; {why} says how")
+    if row.attention == "in_doubt":
+        doubts = [f"call {call.number} ({call.tool})" for call in state.open.values() if call.phase == "in_doubt"]
+        raise Conflict(f"run {row.run_id} needs attention: {', '.join(doubts[:3])} may have happened; resolve that first: {why} says how")
+    if row.attention == "budget" and add is None:
+        raise Conflict(f"run {row.run_id} needs attention: its budget is used up; add to it with perdure unpause: {why} says how much")
+    if row.attention != "budget" and add is not None:
+        raise Conflict(f"run {row.run_id} needs attention, and not because of its budget: {why} says what it needs")

@@ -9,16 +9,19 @@ event of the same journal, so that every event can be traced back to `run_create
 completion that woke the agent, a completion by its intent, and a retry by the failure before that retry. Post that
 answers nothing has the event before it as its cause. docs/journal.md has the whole list. perdure 0.1 left out the
 cause of releases and of some post.
+
+`batch` is the id of a bulk operation: a person has sent the same to many runs with one command (`perdure cancel --where`),
+or a program with one app (`Perdure(batch=…)`). Empty: the event belongs to no batch.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from perdure.core.codec import Payload
 
@@ -46,7 +49,7 @@ Status = Literal[
 ]
 OnExpiry = Literal["reject", "escalate", "wait"]
 OnExceed = Literal["pause", "fail"]
-Reason = Literal["in_doubt", "diverged", "poison", "stuck", "error", "budget", "circling"]
+Reason = Literal["in_doubt", "diverged", "poison", "stuck", "error", "budget", "circling", "restored"]
 
 
 class Failure(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -244,6 +247,7 @@ class ToolCallResolved(Body, frozen=True, tag="tool_call_resolved"):
     final: bool = False
     # What this event charges: the estimate minus the usage that the attempts in doubt reported.
     usage: Usage | None = None
+    batch: str = ""  # the id of the batch: a person has settled calls of many runs with one command
 
 
 class RetryScheduled(Body, frozen=True, tag="retry_scheduled"):
@@ -408,6 +412,7 @@ class PatchMarked(Body, frozen=True, tag="patch_marked"):
 class RunPaused(Body, frozen=True, tag="run_paused"):
     by: str
     reason: str | None = None
+    batch: str = ""
 
 
 class RunUnpaused(Body, frozen=True, tag="run_unpaused"):
@@ -415,6 +420,7 @@ class RunUnpaused(Body, frozen=True, tag="run_unpaused"):
     note: str | None = None
     # The run had not begun, and a person lets it begin before its `not_before`, with the next claim.
     early: bool = False
+    batch: str = ""
 
 
 class RunAdopted(Body, frozen=True, tag="run_adopted"):
@@ -423,6 +429,7 @@ class RunAdopted(Body, frozen=True, tag="run_adopted"):
     version: str
     by: str
     note: str | None = None
+    batch: str = ""
 
 
 class FrameChanged(Body, frozen=True, tag="frame_changed"):
@@ -439,6 +446,7 @@ class FrameChanged(Body, frozen=True, tag="frame_changed"):
     # of an earlier one. It is the highest cause of the calls and other statements that the agent has made so far.
     after: int
     note: str | None = None
+    batch: str = ""
 
 
 class PinChanged(Body, frozen=True, tag="pin_changed"):
@@ -467,11 +475,13 @@ class BudgetRaised(Body, frozen=True, tag="budget_raised"):
     added: Limits
     by: str
     note: str | None = None
+    batch: str = ""
 
 
 class CancelRequested(Body, frozen=True, tag="cancel_requested"):
     by: str
     reason: str | None = None
+    batch: str = ""
 
 
 class AttentionNeeded(Body, frozen=True, tag="attention_needed"):
@@ -499,6 +509,17 @@ class Unsettled(Struct, frozen=True, gc=False, omit_defaults=True):
     usage: Usage
 
 
+class RunRestored(Body, frozen=True, tag="run_restored"):
+    """The run comes from a backup, and was unfinished when the backup was taken. It stops until a person has looked at it.
+
+    Nothing is known about what it did after that time, in the journal that was lost: any effect may have happened.
+    """
+
+    by: str
+    taken_at: int  # when the backup was taken
+    batch: str = ""  # the same for all runs of one `perdure restore`
+
+
 class RunReopened(Body, frozen=True, tag="run_reopened"):
     """A person let the run go on from an earlier point: the events between `back_to` and this event are superseded.
 
@@ -518,6 +539,7 @@ class RunReopened(Body, frozen=True, tag="run_reopened"):
     # Superseded calls that may have happened, and what each of them may have cost. These costs are charged now,
     # because the agent may never make these calls again.
     unsettled: tuple[Unsettled, ...] = ()
+    batch: str = ""
 
 
 class RunForked(Body, frozen=True, tag="run_forked"):
@@ -610,6 +632,7 @@ class RunCancelled(Body, frozen=True, tag="run_cancelled"):
     # The person who ended the run by force, without its agent. Calls in doubt stay in doubt.
     forced_by: str | None = None
     unsettled: tuple[Unsettled, ...] = ()  # the calls whose possible cost this event charges
+    batch: str = ""
 
 
 AnyBody = (
@@ -656,6 +679,7 @@ AnyBody = (
     | CancelRequested
     | AttentionNeeded
     | RunRequeued
+    | RunRestored
     | RunReopened
     | RunForked
     | CallAnswered
@@ -667,6 +691,7 @@ AnyBody = (
     | RunCancelled
 )
 Terminal = RunSucceeded | RunFailed | RunCancelled
+B = TypeVar("B", bound=Body)
 
 
 class CallEvents(NamedTuple):
@@ -707,6 +732,17 @@ def event_at(events: Sequence[Event], seq: int) -> Event | None:
     """The event with this number; None if it is not there."""
     place = place_of(events, seq)
     return events[place - 1] if place and events[place - 1].seq == seq else None
+
+
+def in_batch(body: B, batch: str) -> B:
+    """The body with the id of this batch, if events of its type have one."""
+    return structs.replace(body, batch=batch) if batch and "batch" in body.__struct_fields__ else body
+
+
+def batch_of(body: AnyBody | None) -> str:
+    """The id of the batch to which the event belongs. Empty: it belongs to none."""
+    batch: str = getattr(body, "batch", "")
+    return batch
 
 
 encode_body = msgspec.json.Encoder().encode

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from msgspec import Struct
 
-from perdure.core.events import Status
+from perdure.core.events import Reason, Status
 from perdure.core.invisible import all_printable, escaped
 from perdure.core.labels import MAX_KEY_CHARS, is_label_key
 from perdure.core.state import FINISHED
@@ -29,6 +29,7 @@ KEYS = {
     "id": "the id of the run, or a pattern with * and ?",
     "parent": "the id of the parent, or none",
     "label.KEY": "the value of that label, or a pattern with * and ?",
+    "attention": "why the run needs attention: in_doubt, budget, diverged, error, poison, stuck, circling, restored",
     "error": "a part of the error, or a pattern of the whole error with * and ?",
     "cost": ">0.5 or <=2: what the run itself has cost, in dollars",
     "created": ">2d or <=2026-01-31: created after or before that time",
@@ -36,10 +37,11 @@ KEYS = {
     "until": "the last event is older than that",
 }
 STATUSES: tuple[str, ...] = get_args(Status)
+REASONS: tuple[str, ...] = get_args(Reason)
 Comparison = Literal["=", "like", ">", ">=", "<", "<="]
 MAX_QUERY_CHARS = 4000
 MAX_STARS = 8  # databases need exponential time for a pattern with very many stars
-_ONE_EACH = ("status", "agent", "version", "tenant", "queue", "parent")  # a run has only one
+_ONE_EACH = ("status", "agent", "version", "tenant", "queue", "parent", "attention")  # a run has only one
 _WORD = re.compile(r"""(-?)(?:([^\s:"']+):)?(?:"([^"]*)"|'([^']*)'|([^\s"']+))(?=\s|\Z)""")
 _WILD = re.compile(r"[*?]")
 _COMPARED = re.compile(r"(>=|<=|>|<)(.+)\Z", re.DOTALL)
@@ -166,6 +168,8 @@ class _Parser:
         if key in _ONE_EACH and not negated and (twice := next((one for one in before if one.key == key and not one.negated), None)):
             several = f"; for either of them: status:{','.join(twice.values)},{value}" if key == "status" else ""
             raise self._wrong(key_at, f"{key} is there twice, and a run has only one{several}")
+        if key == "attention" and value not in REASONS:
+            raise self._wrong(at, f"attention: {value!r:.60} is none of {', '.join(REASONS)}")
         if key == "status":
             return Term(key, values=self._statuses(value, at), negated=negated)
         return Term(key, self._pattern(value, at) if key in ("id", "error") else "=", (value,), negated=negated)

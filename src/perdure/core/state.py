@@ -67,6 +67,7 @@ from perdure.core.events import (
     RunReleased,
     RunReopened,
     RunRequeued,
+    RunRestored,
     RunSucceeded,
     RunUnpaused,
     SignalReceived,
@@ -90,6 +91,7 @@ from perdure.core.identity import CallKeys
 from perdure.core.labels import with_labels
 from perdure.core.prompt_deltas import is_request
 from perdure.core.suspects import goes_further
+from perdure.core.times import iso
 from perdure.core.transitions import landing
 from perdure.errors import StoreCorrupt
 
@@ -152,6 +154,13 @@ _OF_THE_WORLD = (
     *(RunClaimed, ToolCallInitiated, ToolCallCompleted, ToolCallFailed, ToolCallInDoubt, ToolCallResolved),
     *(RetryScheduled, ChildFinished, RunReopened),
 )
+
+
+RESTORED = "a person: restored from a backup"
+
+
+def restored_words(taken_at: int) -> str:
+    return f"restored from a backup of {iso(taken_at)[:19]}Z; what happened since is unknown"
 
 
 class CallState(Struct, gc=False, omit_defaults=True):
@@ -433,9 +442,12 @@ class RunState(Struct, gc=False, eq=False):
                 self.labels = with_labels(self.labels, body.labels)
             case CancelRequested():
                 self.cancel, self.paused = self.cancel or body, None
-                self.status = "cancelling"
+                self.status = "needs_attention" if self.is_restored else "cancelling"
             case AttentionNeeded():
                 self.attention = body
+            case RunRestored():
+                self.attention = AttentionNeeded("restored", restored_words(body.taken_at))
+                self.status, self.waiting_for, self.wake_at, self.worker = "needs_attention", RESTORED, None, None
             case RunRequeued() | RunUnpaused():
                 self.attention, self.waiting_for, self.wake_at = None, None, None
                 self.crashes = self.crashes_alone = 0
@@ -659,6 +671,11 @@ class RunState(Struct, gc=False, eq=False):
             if call.phase == "started":
                 call.loose = True
 
+    @property
+    def is_restored(self) -> bool:
+        """Does the run come from a backup, and has no person let it go on since?"""
+        return self.status == "needs_attention" and self.attention is not None and self.attention.reason == "restored"
+
     def _land(self, body: AnyBody) -> None:
         """Set the status of the run after an event from outside, if no worker holds the run."""
         if self.worker is None:
@@ -860,7 +877,7 @@ class RunState(Struct, gc=False, eq=False):
                 call.doubtful = call.loose = call.worker_may_live = False
                 call.unproven = body.outcome == "failed"
                 self._settle_cost(call, body.usage)
-                if self.status == "needs_attention":
+                if self.status == "needs_attention" and not self.is_restored:
                     # A person has resolved the call. If something else is wrong, the next worker finds that again.
                     self.attention, self.waiting_for, self.wake_at = None, None, None
                     self.status = "cancelling" if self.cancel else "queued"

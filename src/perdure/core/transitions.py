@@ -16,6 +16,7 @@ from perdure.core.events import (
     RunAdopted,
     RunPaused,
     RunRequeued,
+    RunRestored,
     RunUnpaused,
     Status,
     ToolCallResolved,
@@ -60,7 +61,12 @@ def is_news(run: Reached, body: AnyBody) -> bool:
 
 def landing(status: Status, attention: Reason | None, body: AnyBody) -> tuple[Status, Wake]:
     """The new status of a run that no worker holds, and how `ready_at` changes: when the run may be claimed."""
+    if attention == "restored" and not isinstance(body, RunUnpaused | RunRequeued):
+        # What the run did since its backup is unknown. No post, not even a cancel, lets its agent go on before a person says so.
+        return "needs_attention", "keep"
     match body:
+        case RunRestored():
+            return "needs_attention", "never"
         case CancelRequested():
             # This also holds for a run that is paused or needs attention: its agent cleans up, or fails visibly.
             return "cancelling", "now"

@@ -56,6 +56,7 @@ from perdure.core.events import (
     RunReleased,
     RunReopened,
     RunRequeued,
+    RunRestored,
     RunUnpaused,
     SignalReceived,
     StatusReported,
@@ -70,6 +71,7 @@ from perdure.core.events import (
     ToolCallProposed,
     ToolCallResolved,
     Usage,
+    batch_of,
 )
 from perdure.core.state import image_in
 from perdure.engine.api import Reading
@@ -90,7 +92,7 @@ def person(event: Event) -> str | None:
             return by
         case FrameChanged(by=by):
             return by
-        case RunReopened(by=by) | RunForked(by=by) | RunCancelled(forced_by=by):
+        case RunReopened(by=by) | RunForked(by=by) | RunCancelled(forced_by=by) | RunRestored(by=by):
             return by
         case _:
             return None
@@ -195,6 +197,8 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"note": body.note, "early": True}
         case RunRequeued() | RunUnpaused():
             return {"note": body.note}
+        case RunRestored():
+            return {"backup_of": iso(body.taken_at)}
         case RunForked():
             made = {"parent": body.parent, "at": body.at, "parent_head": body.head, "reason": body.reason, "edits": list(body.edits)}
             return {**made, "other_input": body.input, "model": body.model}
@@ -267,6 +271,10 @@ MAX_KNOWN_RUNS = 10_000
 _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 
+def _in_batch(event: Event) -> dict[str, str]:
+    return {"batch": batch} if (batch := batch_of(event.body)) else {}
+
+
 class Trail:
     """The lines of one run. Call `line` for every event in order, even if you do not need every line.
 
@@ -299,7 +307,7 @@ class Trail:
             "idempotency_key": None if call is None else self._names.keys.get(call),
             "actor": person(event) or (created.actor if created else None),
             "error": error(event),
-            "context": {**self._about_run(), "epoch": event.epoch, **self._about_step(call), **detail(event)},
+            "context": {**self._about_run(), "epoch": event.epoch, **self._about_step(call), **detail(event), **_in_batch(event)},
             **({} if self._load is None else {"payloads": payloads(event, self._load)}),
         }
 

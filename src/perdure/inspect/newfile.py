@@ -35,12 +35,12 @@ def new_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _name(part, path, mode)
+        give_name(part, path, mode)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _name(part: Path, path: Path, mode: int) -> None:
+def give_name(part: Path, path: Path, mode: int = 0o600) -> None:
     """Give the file its name. If another file has the name by now, os.link fails; a rename would replace that file."""
     try:
         os.link(part, path)

@@ -24,11 +24,12 @@ from perdure.core.events import (
     RunReleased,
     RunReopened,
     RunRequeued,
+    RunRestored,
     RunUnpaused,
     Status,
     ToolCallResolved,
 )
-from perdure.core.state import RunState
+from perdure.core.state import RESTORED, RunState, restored_words
 from perdure.core.transitions import landing
 from perdure.errors import StoreCorrupt
 from perdure.store.api import RunRow
@@ -229,6 +230,10 @@ class _Resting:
         self.attention = attention.reason if attention is not None and body.status == "needs_attention" else None
         self.error = attention.detail[:ERROR_CHARS] if attention is not None else None
 
+    def restored(self, body: RunRestored) -> None:
+        self.status, self.waiting_for, self.ready_at = "needs_attention", RESTORED, None
+        self.attention, self.error = "restored", restored_words(body.taken_at)
+
     def reopened(self, event: Event) -> None:
         self.status, self.waiting_for, self.ready_at, self.attention, self.error = "queued", None, event.ts, None, None
 
@@ -243,7 +248,7 @@ class _Resting:
             self.ready_at, self.waiting_for = self.ready_at if stays else max(event.ts, earliest), None
         # A run that is being cancelled stays `cancelling`, even if a person lets it continue.
         sent_on = isinstance(event.body, RunRequeued | RunUnpaused | ToolCallResolved)
-        self.status = "cancelling" if sent_on and cancelled else status
+        self.status = "cancelling" if sent_on and cancelled and status != "needs_attention" else status
         if self.status != "needs_attention":
             self.attention = None
 
@@ -260,6 +265,9 @@ def _rest(events: Sequence[Event], row: RunRow) -> _Resting:
             case RunReleased():
                 held = False
                 resting.released(event, body, attention, row)
+            case RunRestored():
+                held, attention = False, None
+                resting.restored(body)
             case RunReopened() | RunForked():
                 held, cancelled, attention = False, False, None
                 resting.reopened(event)

@@ -57,6 +57,7 @@ from perdure.core.events import (
     RunReleased,
     RunReopened,
     RunRequeued,
+    RunRestored,
     RunSucceeded,
     RunUnpaused,
     SignalReceived,
@@ -71,6 +72,7 @@ from perdure.core.events import (
     ToolCallProposed,
     ToolCallResolved,
     Usage,
+    batch_of,
 )
 from perdure.core.prompt_deltas import is_request, told
 from perdure.core.state import LOST, CallState, RunState
@@ -389,15 +391,16 @@ def sentence(event: Event, names: Mapping[int, str], began: Mapping[int, int] | 
     `names` has the tool, model, action or agent of each call so far. `began` has the time at which the last attempt of
     each call began. `load` reads payloads from the blob store; without `load` the sentence gives only their size.
     """
+    batch = f" (in batch {batch})" if (batch := batch_of(event.body)) else ""
     if event.call is None:
-        return _about_run(event, load)
+        return _about_run(event, load) + batch
     call = f"call {event.call} {names.get(event.call, '?')}"
     match event.body:
         case ModelCallInitiated() | ModelCallCompleted() | ModelCallFailed():
             since = None if began is None else began.get(event.call)
             return _about_model(event.body, call, None if since is None else event.ts - since, load)
         case _:
-            return _about_call(event, call, load)
+            return _about_call(event, call, load) + batch
 
 
 def _about_model(body: ModelCallInitiated | ModelCallCompleted | ModelCallFailed, call: str, took: int | None, load: Load | None) -> str:
@@ -613,6 +616,8 @@ def _about_run(event: Event, load: Load | None) -> str:
             | SignalReceived()
         ):
             return _said(body)
+        case RunRestored():
+            return f"{body.by} restored the run: it is as in the backup of {iso(body.taken_at)}, and what happened since is unknown"
         case RunReopened():
             fresh = ", and `read` calls and requests to models are made again" if body.fresh else ""
             return f"{body.by} let the run go on from event {body.back_to}: all events since are superseded{fresh}{_note(body.reason)}"

@@ -42,6 +42,7 @@ from perdure.core.events import (
     RunPaused,
     RunReopened,
     RunRequeued,
+    RunRestored,
     RunUnpaused,
     SignalReceived,
     ThoughtRecorded,
@@ -349,6 +350,8 @@ def _because(event: Event, before: Event | None) -> str | None:
             return f"{event.body.by}, outside the run, asked for it"
         case RunForked(by=by, parent=parent):
             return f"run {parent} was copied up to event {before.seq}, and {by}, outside the run, asked for it"
+        case RunRestored(by=by):
+            return f"the run stood at event {before.seq} ({before.type}) when its backup was taken, and {by} restored it"
         case RunReopened(by=by):
             return f"the run stood at event {before.seq} ({before.type}), and {by}, outside the run, asked for it"
         case RunCancelled(forced_by=str() as by):

@@ -10,7 +10,9 @@ which worker may write to the run. The tests in tests/conformance check every im
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -106,6 +108,14 @@ class RunRow(Struct, frozen=True, gc=False):
     # JSON of a `Specimen`, if the run was imported from a file for people to look at. No worker drives it, and it
     # accepts no post. None: a run of this journal.
     specimen: str | None = None
+
+    def check_not_restored(self) -> None:
+        """Conflict if the run comes from a backup, and no person has let it go on since."""
+        if self.attention == "restored":
+            raise Conflict(
+                f"run {self.run_id} was restored from a backup, and what it did since is unknown: a person has to let it go on",
+                hint=f"see what it needs: {shell.command('why', self.run_id)}; then: {shell.command('unpause', self.run_id)}",
+            )
 
     def check_live(self) -> None:
         """Raise Conflict if the run is a specimen.
@@ -449,8 +459,11 @@ class Stored(Struct, frozen=True, gc=False):
     hash: Any
 
 
+BACKUP = "backup of "
+
+
 class Moved(Struct, frozen=True, gc=False):
-    """This journal is closed: it was moved, or is being moved, to another database."""
+    """This journal is closed: it was moved, or is being moved, to another database; or it is a backup."""
 
     to_url: str  # without user and password
     by: str
@@ -458,9 +471,15 @@ class Moved(Struct, frozen=True, gc=False):
     done: bool  # False: the move is under way, or was interrupted
 
     @property
+    def is_backup(self) -> bool:
+        return self.to_url.startswith(BACKUP)
+
+    @property
     def words(self) -> str:
         """The message for a process that still uses the closed journal."""
         at = datetime.fromtimestamp(self.at // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        if self.is_backup:
+            return f"this is a {self.to_url} from {at}, and can only be read: perdure restore FILE --to URL restores it"
         if self.done:
             return f"this journal was moved to {self.to_url} on {at}; use that one"
         return (
@@ -595,6 +614,13 @@ class Prunable(Struct, frozen=True, gc=False):
     events: int
 
 
+class Kept(Struct, frozen=True, gc=False):
+    """A family that cannot be pruned now, and why."""
+
+    root: str
+    why: str
+
+
 class Pruned(Struct, frozen=True, gc=False):
     """How much was deleted."""
 
@@ -716,6 +742,18 @@ class ScheduleCopy(Struct, frozen=True, gc=False):
 
     row: ScheduleRow
     events: list[Stored]
+
+
+class Batch(Struct, frozen=True, gc=False):
+    """A bulk operation: what a person has ordered for many runs with one command."""
+
+    batch: str
+    verb: str
+    query: str | None  # as it was typed; its relative times count from `at`. None: the runs were named one by one
+    given: str  # JSON: the other arguments and options
+    by: str
+    at: int
+    ended_at: int | None = None  # None: it was interrupted, or goes on
 
 
 class Reading(Protocol):
@@ -1249,6 +1287,20 @@ class OutboxStore(Protocol):
         """When the next notice is due (µs)."""
 
 
+class BatchStore(Protocol):
+    """Bulk operations. The events of the runs name their batch; these rows say what was ordered."""
+
+    def open_batch(self, new: Batch) -> None: ...
+
+    def batch(self, batch: str) -> Batch | None: ...
+
+    def interrupted_batches(self, verb: str) -> list[Batch]:
+        """The batches of this verb that have not ended, the newest first."""
+
+    def end_batch(self, batch: str, now: int) -> None:
+        """Each run of the batch was looked at: the batch cannot be continued any more."""
+
+
 class ArchiveStore(Protocol):
     """Moves journals to another database, prunes families, repairs rows, and restores the schema."""
 
@@ -1278,6 +1330,15 @@ class ArchiveStore(Protocol):
 
     def reopen_journal(self) -> None:
         """Undo a move; Conflict if the move has finished. The caller has made sure that no copy is in use."""
+
+    def snapshot_to(self, file: Path) -> AbstractContextManager[bool]:
+        """True: the whole database is in the new file. False: inside, all reads see the database as it was at the beginning.
+
+        Other processes may write meanwhile.
+        """
+
+    def mark_backup(self, of: str, *, by: str, now: int) -> None:
+        """Close this journal: it is a backup of another one, and nothing is written to it or driven from it any more."""
 
     def count_runs(self) -> int: ...
 
@@ -1349,6 +1410,9 @@ class ArchiveStore(Protocol):
         The root of each family has one of these statuses. Specimens are left out: `delete_specimens` deletes them.
         """
 
+    def judged(self, roots: Sequence[str], before: int) -> list[Prunable | Kept]:
+        """Which of these families can be pruned: all runs ended before `before`, and there is no notice left to send."""
+
     def checkpointed(self, *, after: int = 0, limit: int = 100) -> list[Checkpointed]:
         """The runs without a holder that have events before their last checkpoint, in order, after the place `after`."""
 
@@ -1383,6 +1447,7 @@ class Store(
     ArtifactStore,
     LimitStore,
     OutboxStore,
+    BatchStore,
     ArchiveStore,
     Protocol,
 ):

@@ -15,7 +15,7 @@ from msgspec import structs
 from perdure import shell
 from perdure.core.identity import undo_id
 from perdure.errors import AlreadyRunning, Conflict, NotFound, StoreCorrupt, StoreError, StoreUnavailable
-from perdure.store.api import FINISHED, ArtifactRow, Family, Head, Member, Moved, NewFork, RateRow, Stored, Whole, undone
+from perdure.store.api import BACKUP, FINISHED, ArtifactRow, Family, Head, Member, Moved, NewFork, RateRow, Stored, Whole, undone
 from perdure.store.artifacts import keep, take_in_bytes
 from perdure.store.blobs import put_unused
 from perdure.store.claims import LEASE_RAN_OUT, PROVEN_DEAD, lose_runs
@@ -300,6 +300,13 @@ class JournalMove(Part):
             lambda cursor: cursor.change("finish_move"), lambda cursor, _: (moved_from(cursor.all("moved")) or _NEVER).done
         )
 
+    def mark_backup(self, of: str, *, by: str, now: int) -> None:
+        def shut(cursor: Cursor) -> None:
+            cursor.change("close_journal", (f"{BACKUP}{of}", by, now))
+            cursor.change("finish_move")
+
+        self._database.write(shut, lambda cursor, _: bool(cursor.all("moved")))
+
     def reopen_journal(self) -> None:
         def open_again(cursor: Cursor) -> None:
             found = moved_from(cursor.all("moved"))
@@ -353,5 +360,7 @@ def moved_error(where: str, moved: Moved | None) -> StoreError:
     """The error for a write that the triggers of the database refused because the journal is closed."""
     if moved is None:
         return StoreError("was closed for a move and is open again; try again", where=where)
+    if moved.is_backup:
+        return StoreError("is a backup, and accepts no writes", where=where, hint=moved.words)
     how = "is closed: its journal was moved" if moved.done else "is closed: its journal is being moved, and accepts no more writes"
     return StoreError(how, where=where, hint=moved.words)

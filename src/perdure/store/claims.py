@@ -127,13 +127,22 @@ class Claims(Part):
         newly = self._liveness.hold(worker)
         try:
             self._database.write(
-                lambda cursor: cursor.change("insert_worker", values),
+                lambda cursor: self._register(cursor, values),
                 lambda cursor, _: cursor.one("worker_by_id", (worker,)) is not None,
             )
         except BaseException:
             if newly:
                 self._liveness.free(worker)
             raise
+
+    def _register(self, cursor: Cursor, values: Mapping[str, object]) -> None:
+        if cursor.all("interrupted_batches", ("restore",)):
+            # Runs and tombstones are still missing: a run with one of their ids would do everything a second time.
+            raise Conflict(
+                f"{self._database.where} is being restored from a backup, and that has not ended",
+                hint="wait for it; if it was interrupted, type the same perdure restore again",
+            )
+        cursor.change("insert_worker", values)
 
     def unregister(self, worker: str, now: int) -> None:
         """Remove the worker's row.
@@ -431,6 +440,7 @@ def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
         raise RunEnded(f"run {row.run_id} has finished ({row.status}) and cannot be resumed; start a new one")
     if row.status == "paused":
         raise Conflict(f"run {row.run_id} is paused", hint=f"unpause it first: {shell.command('unpause', row.run_id)}")
+    row.check_not_restored()
     versions = [one.version for one in served if one.agent == row.agent]
     if not versions:
         raise UnknownAgent(

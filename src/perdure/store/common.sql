@@ -460,3 +460,15 @@ SELECT r.id, r.run_id, r.status, r.updated_at, c.seq - 1 - CASE WHEN c.removed >
 FROM perdure_checkpoints AS c JOIN perdure_runs AS r ON r.id = c.run
 WHERE r.id > :after AND r.holder IS NULL AND r.specimen IS NULL AND c.seq > 2 AND c.seq > c.removed + 1
 ORDER BY r.id LIMIT :limit
+
+-- name: insert_batch
+INSERT INTO perdure_batches (batch, verb, query, given, by, at) VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: batch
+SELECT batch, verb, query, given, by, at, ended_at FROM perdure_batches WHERE batch = ?
+
+-- name: interrupted_batches
+SELECT batch, verb, query, given, by, at, ended_at FROM perdure_batches WHERE verb = ? AND ended_at IS NULL ORDER BY at DESC
+
+-- name: end_batch
+UPDATE perdure_batches SET ended_at = :now WHERE batch = :batch AND ended_at IS NULL

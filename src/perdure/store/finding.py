@@ -26,7 +26,15 @@ FEW = 20_000  # a term with so many runs or fewer drives, and the runs of an id 
 _COLUMNS = ", ".join(f"r.{name}" for name in RUN_COLUMNS.split(", "))
 _OLDEST, _NEWEST = "ASC", "DESC"
 _CURSOR = re.compile(r"([no])([0-9a-f]{1,16})\.([0-9a-f]{1,16})\Z")
-_TEXT_COLUMNS = {"agent": "agent", "version": "version", "tenant": "tenant", "queue": "queue", "id": "run_id", "error": "error"}
+_TEXT_COLUMNS = {
+    "agent": "agent",
+    "version": "version",
+    "tenant": "tenant",
+    "queue": "queue",
+    "id": "run_id",
+    "error": "error",
+    "attention": "attention",
+}
 _NUMBER_COLUMNS = {"created": "created_at", "updated": "updated_at"}
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _FOLD = str.maketrans(_LETTERS.upper(), _LETTERS)
@@ -60,6 +68,8 @@ class _Statement:
                 pattern = term.values[0] if term.compare == "like" else f"*{term.values[0]}*"
                 like = self.words.like_folded.format(column="r.error", value=self.bind(self.words.pattern(pattern.translate(_FOLD))))
                 return f"(r.error IS NULL OR NOT {like})" if term.negated else f"r.error IS NOT NULL AND {like}"
+            case "attention":
+                return f"{plus}r.attention IS {'' if term.negated else 'NOT '}DISTINCT FROM {self.bind(term.values[0])}"
             case _:
                 matches = self._text(f"{plus}r.{_TEXT_COLUMNS[term.key]}", term)
         return f"NOT ({matches})" if term.negated else matches

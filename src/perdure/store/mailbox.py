@@ -178,6 +178,7 @@ class Mailbox(Part):
         if row.status == "succeeded" or row.seq != one.seen:
             raise Conflict(f"run {one.run_id} has moved on: it is {row.status} and has {row.seq} events, not {one.seen}; look at it again")
         check_not_ended(found)  # a run that has succeeded is not reopened, even if its row was edited
+        row.check_not_restored()
         if cursor.one("run_by_id", (identity.undo_id(one.run_id),)) is not None:
             # The undo was started after the reopening was planned. The lock of the run's row keeps others out until the
             # commit.

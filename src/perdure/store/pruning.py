@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import structs
 
+from perdure import shell
 from perdure.core.identity import undo_id
+from perdure.core.query import Query
 from perdure.core.state import payloads
 from perdure.errors import Conflict, NotFound
-from perdure.store.api import FINISHED, ArchiveStore, Checkpointed, Prunable, Pruned, Tombstone
+from perdure.store.api import FINISHED, ArchiveStore, Checkpointed, Kept, Prunable, Pruned, Store, Tombstone
 from perdure.store.archive import as_json
 from perdure.store.artifacts import doom_unused
 from perdure.store.cursor import Cursor, Row
@@ -50,11 +52,28 @@ def checkpointed(store: ArchiveStore) -> Iterator[Checkpointed]:
         after = page[-1].place
 
 
+def selected(store: Store, query: Query, before: int, limit: int | None, left: Callable[[str, str], None]) -> Iterator[Prunable]:
+    """The families of the first runs that match the query and that can be pruned, the oldest first.
+
+    `left` is told the root of each other family, and why that family stays.
+    """
+    after, taken = None, 0
+    while page := store.find(query, BATCH_FAMILIES, after, oldest_first=True):
+        after = page[-1][0]
+        for family in store.judged([row.run_id for _, row in page if "/" not in row.run_id], before):
+            if isinstance(family, Kept):
+                left(family.root, family.why)
+                continue
+            yield family
+            taken += 1
+            if taken == limit:
+                return
+
+
 def prune(
     store: ArchiveStore,
+    families: Iterator[Prunable],
     before: int,
-    statuses: Sequence[str],
-    limit: int | None,
     *,
     by: str,
     clock: Callable[[], int],
@@ -62,7 +81,7 @@ def prune(
 ) -> Pruned:
     """Prune these families, several per transaction. If the process is killed, the same call continues the prune."""
     done = NOTHING
-    for batch in _batches(found(store, before, statuses, limit)):
+    for batch in _batches(families):
         begun_s = time.monotonic()
         done += store.prune([family.root for family in batch], before, by=by, now=clock())
         progress(done)
@@ -89,6 +108,15 @@ class Pruning(Part):
     def prunable(self, before: int, statuses: Sequence[str], *, after: int = 0, limit: int = 100) -> list[Prunable]:
         values = {"before": before, "statuses": as_json(statuses), "after": after, "limit": limit}
         return [Prunable(*row) for row in self._database.read("prunable", values)]
+
+    def judged(self, roots: Sequence[str], before: int) -> list[Prunable | Kept]:
+        families: dict[str, list[Row]] = {root: [] for root in roots}
+        for row in self._database.read("families", {"roots": as_json(roots)}):
+            families[row[0]].append(row)
+        keys = [row[2] for family in families.values() for row in family]
+        untold = {run for (run,) in self._database.read("unsent_notices", {"runs": as_json(keys)})}
+        specimens = {run_id for (run_id,) in self._database.read("specimens_among", {"runs": as_json(keys)})}
+        return [_judged(root, family, before, untold, specimens) for root, family in families.items() if family]
 
     def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:
         """Prune these families in one transaction.
@@ -255,6 +283,21 @@ def _locked(cursor: Cursor, roots: Sequence[str]) -> list[list[Row]]:
 def _is_over(row: Row, before: int) -> bool:
     status, updated_at = row[5:7]
     return status in FINISHED and updated_at < before
+
+
+def _judged(root: str, family: Sequence[Row], before: int, untold: set[int], specimens: set[str]) -> Prunable | Kept:
+    """Can this family be pruned? The same rules as in `Pruning.prune`, which looks again."""
+    for _, run_id, key, _, _, status, updated_at in family:
+        if run_id in specimens:
+            return Kept(root, f"run {run_id} is a specimen, and is deleted by name: perdure prune --specimen {shell.quote(root)}")
+        if status not in FINISHED:
+            below = "" if run_id == root else f" of the family of run {root}"
+            return Kept(root, f"run {run_id}{below} has not ended: it is {status.replace('_', ' ')}")
+        if updated_at >= before:
+            return Kept(root, f"run {run_id} ended later than that")
+        if key in untold:
+            return Kept(root, f"run {run_id}: a notice about it was not sent yet: start a worker, which sends it")
+    return Prunable(family[0][2], root, len(family), sum(row[3] for row in family))
 
 
 def _delete(cursor: Cursor, families: Sequence[Sequence[Row]], tombstone: dict[str, str | int | None], *, at_once: bool) -> Pruned:

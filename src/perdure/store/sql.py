@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import msgspec
 from msgspec import structs
@@ -16,6 +18,7 @@ from perdure.store.api import Current, OpenAttempt, Place, RunRow, StoreFigures,
 from perdure.store.approvals import Approvals
 from perdure.store.archive import JournalMove, Wholes, as_json
 from perdure.store.artifacts import Artifacts
+from perdure.store.batches import Batches
 from perdure.store.chain import JournalChain
 from perdure.store.claims import Claims
 from perdure.store.finding import Finding
@@ -42,6 +45,7 @@ class SqlStore(
     Finding,
     Notices,
     Progresses,
+    Batches,
     JournalMove,
     Wholes,
     Pruning,
@@ -120,6 +124,9 @@ class SqlStore(
 
     @abstractmethod
     def problems(self) -> list[str]: ...
+
+    @abstractmethod
+    def snapshot_to(self, file: Path) -> AbstractContextManager[bool]: ...
 
     @abstractmethod
     def restore_schema(self, *, check: bool = False) -> list[str]: ...

@@ -54,14 +54,14 @@ class Copied(Struct, frozen=True):
 Progress = Callable[[str, int, int], None]  # (what is being done, number of runs done, number of all runs)
 
 
-def _silent(what: str, done: int, whole: int) -> None:
+def silent(what: str, done: int, whole: int) -> None:
     """The default for `progress`: report nothing."""
 
 
 class Copying:
     """One copy or move from `source` to `target`. A move stores `to_url` in the source, as the journal's new place."""
 
-    def __init__(self, source: Store, target: Store, *, to_url: str, by: str, progress: Progress = _silent) -> None:
+    def __init__(self, source: Store, target: Store, *, to_url: str, by: str, progress: Progress = silent) -> None:
         self._source = source
         self._target = target
         self._to_url = shown_url(to_url)
@@ -118,10 +118,22 @@ class Copying:
             self._source.finish_move()
         # Only now: a move that has finished cannot be abandoned, so the ticks of a schedule are never started in both
         # journals. If this process is killed before this line, no tick is started, and the same command goes on.
-        schedules = self._target.take_in_schedules(
+        schedules = self._copy_schedules()
+        return structs.replace(copied, tombstones=tombstones, schedules=schedules, there=survey.there, tables=survey.tables)
+
+    def everything(self) -> Copied:
+        """Copy everything that is not in the target yet. The source does not change meanwhile, or is a snapshot."""
+        survey = self.survey(gone_on=True)
+        self._check_all_have_a_root(survey)
+        copied = self._copy(survey, only_finished=False)
+        self._target.take_in_rates(self._source.rates())
+        tombstones = self._copy_tombstones()
+        return structs.replace(copied, tombstones=tombstones, schedules=self._copy_schedules(), there=survey.there, tables=survey.tables)
+
+    def _copy_schedules(self) -> int:
+        return self._target.take_in_schedules(
             [ScheduleCopy(row, self._source.schedule_events(row.schedule_id)) for row in self._source.schedules()]
         )
-        return structs.replace(copied, tombstones=tombstones, schedules=schedules, there=survey.there, tables=survey.tables)
 
     def _check_schedules(self) -> None:
         """Conflict if the target has another schedule under the id of a schedule of the source."""
@@ -260,8 +272,7 @@ class Copying:
 
         def sent(whole: Whole) -> Whole:
             return structs.replace(
-                whole,
-                notices=[] if only_finished else whole.notices,  # the source sends the notices
+                self._changed(whole, only_finished),
                 outside=[outside[artifact] for artifact in whole.artifacts if artifact in outside],
             )
 
@@ -269,6 +280,10 @@ class Copying:
         # run do no harm. A run never arrives without its blobs or without its family.
         self._target.take_in(lambda: (list(map(sent, part)) for part in read()))
         return blobs, artifacts
+
+    def _changed(self, whole: Whole, only_finished: bool) -> Whole:
+        """The run as it is written into the target."""
+        return structs.replace(whole, notices=[]) if only_finished else whole  # the source sends the notices
 
     def _copy_artifacts(self, parts: Iterable[Sequence[Whole]], only_finished: bool) -> tuple[int, dict[str, ArtifactRow]]:
         """Copy artifacts, chunk by chunk. In a move, bytes that lie outside of the database stay where they are.
@@ -335,7 +350,7 @@ class Copying:
             if member.run_id in heads and heads[member.run_id].pruned:
                 continue  # the run was copied, and was then pruned in the target
             stored = [one for one in self._target.stored(member.run_id) if one.seq <= member.seq]
-            if _head_of(member.run_id, stored, self._target.checkpoint(member.run_id)) == member.head:
+            if head_of(member.run_id, stored, self._target.checkpoint(member.run_id)) == member.head:
                 continue
             there = [one for one in self._source.stored(member.run_id) if one.seq <= member.seq]
             if not there and self._source.tombstone(member.run_id) is not None:
@@ -429,7 +444,7 @@ def _is_same(member: Member, head: Head) -> bool:
     return (member.seq, member.head) == (head.seq, head.head)
 
 
-def _head_of(run_id: str, stored: Sequence[Stored], checkpoint: Checkpoint | None) -> bytes:
+def head_of(run_id: str, stored: Sequence[Stored], checkpoint: Checkpoint | None) -> bytes:
     head = genesis(run_id)
     for place, event in enumerate(stored):
         if place == 1 and checkpoint is not None and checkpoint.head is not None:

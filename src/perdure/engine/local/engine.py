@@ -255,7 +255,10 @@ class LocalEngine:
                 # Check the tenant first: otherwise RunEnded would tell the caller that another tenant has a run with
                 # this id.
                 raise no_such_run(run_id)
-            status: Status | None = "cancelling" if isinstance(body, _GO_ON) and self._state(run_id).cancel else None
+            status: Status | None = None
+            if isinstance(body, _GO_ON) and (state := self._state(run_id)).cancel:
+                # A call in doubt of a restored run can be settled, but that does not let the run go on.
+                status = None if state.is_restored and isinstance(body, ToolCallResolved) else "cancelling"
             if isinstance(body, SignalReceived) and (named := ids_in(body.payload.inline or b"")):
                 # Do this before the post: the signal wakes the run, and the run may open the artifacts at once.
                 self.store.use_artifacts(run_id, named)

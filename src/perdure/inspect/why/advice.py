@@ -180,6 +180,11 @@ class Orders:
                 return [AdviceStep(again.command, "drive it alone in this process, where its death harms no other run and can be watched")]
             case "stuck":
                 return [look, last, again]
+            case "restored":
+                look = AdviceStep(last.command, "see what it was about to do, and look there: has it happened since?")
+                on = self.unpause("let it go on, if no effect would happen twice; `keyed` calls have the same keys as before")
+                force = " --force --reason 'it went on elsewhere'"
+                return [look, on, AdviceStep(self._perdure("cancel", self.run, more=force), "end it, without its agent, if not")]
             case "circling":
                 return [last, self.unpause("let it go on; the counters for circles begin again")]
             case _:

@@ -93,6 +93,7 @@ _MEANING: dict[Reason, str] = {
     "poison": "it seems to kill its workers",
     "stuck": "the agent does not come to rest, or waits for nothing",
     "error": "it cannot be driven",
+    "restored": "any effect may have happened that the journal does not have",
     "circling": "it is going in circles, so it was stopped before it could spend more",
 }
 

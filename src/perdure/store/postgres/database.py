@@ -57,6 +57,7 @@ class PostgresDatabase:
         self._alchemy: Any = None
         self.where = connections.where
         self.commits = 0
+        self._frozen: Connection | None = None  # see `frozen`
 
     def write(
         self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool], *, again: bool = True, patience_s: float | None = None
@@ -97,6 +98,11 @@ class PostgresDatabase:
 
     def reading(self, look: Callable[[PostgresCursor], T]) -> T:
         """Run statements that change nothing, each statement in a transaction of its own."""
+        if self._frozen is not None:
+            try:
+                return look(PostgresCursor(self._frozen))
+            except psycopg.Error as error:
+                raise translated(error, self.where) from None
         for last in (False, True):
             try:
                 with self.connections.lent() as connection:
@@ -109,6 +115,24 @@ class PostgresDatabase:
                 if is_loss(error):
                     self.connections.lost()
         raise AssertionError("unreachable")
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Inside, all reads are one transaction, and see the database as it is at its beginning. For one thread only."""
+        try:
+            connection = self.connections.open()
+            connection.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            # The first statement after BEGIN fixes what the transaction sees. A large copy may rest between two reads.
+            connection.execute(b"SET LOCAL idle_in_transaction_session_timeout = 0")
+            connection.execute(b"SELECT count(*) FROM perdure_moved")
+        except psycopg.Error as error:
+            raise translated(error, self.where) from None
+        self._frozen = connection
+        try:
+            yield
+        finally:
+            self._frozen = None
+            connection.close()
 
     @contextmanager
     def lend(self, cursor: Cursor) -> Iterator[Any]:

@@ -1201,6 +1201,7 @@ FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_mov
         ('worker', 'perdure_labels', 'SELECT, INSERT, UPDATE, DELETE', 'value'),
         ('worker', 'perdure_schedules', 'SELECT, INSERT, UPDATE', 'agent, queue, due_at, waits_for, state, seq, head'),
         ('worker', 'perdure_schedule_events', 'SELECT, INSERT', ''),
+        ('worker', 'perdure_batches', 'SELECT, INSERT, UPDATE', 'ended_at'), ('decider', 'perdure_batches', 'INSERT, UPDATE', 'ended_at'),
         ('decider', 'perdure_events', 'INSERT', ''), ('decider', 'perdure_inbox', 'INSERT, DELETE', ''),
         ('decider', 'perdure_blobs', 'INSERT, UPDATE', 'digest'), ('decider', 'perdure_blob_uses', 'INSERT', ''),
         ('decider', 'perdure_notices', 'INSERT', ''),
@@ -1213,3 +1214,7 @@ WHERE CASE WHEN p.privilege <> 'UPDATE' THEN NOT has_table_privilege(format('%I.
         SELECT 1 FROM pg_attribute AS a WHERE a.attrelid = format('%I.%I', current_schema(), t.name)::regclass
             AND a.attname = ANY (string_to_array(t.columns, ', ')) AND NOT has_column_privilege(a.attrelid, a.attnum, 'UPDATE')) END
 ORDER BY 1, 2, 3
+
+-- name: specimens_among
+SELECT run_id FROM perdure_runs
+WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value))) AND specimen IS NOT NULL

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -120,6 +122,11 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
         except LetterLost:
             return super().post(run_id, call, body, event_id=event_id, now=now, status=status, expect=expect, lost=True)
         return super().post(run_id, call, body, event_id=event_id, now=now, status=status, expect=expect, lost=lost)
+
+    @contextmanager
+    def snapshot_to(self, file: Path) -> Iterator[bool]:
+        with self._database.frozen():
+            yield False
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         answers = super().append(batch)

@@ -29,6 +29,9 @@ MOVED = "this journal was moved"  # the message of the schema's triggers
 _BEGIN, _COMMIT, _ROLLBACK, _DATA_VERSION = (QUERIES[name] for name in ("begin", "commit", "rollback", "data_version"))
 
 
+_COPIED_PAGES = 10_000  # in one step of a backup
+
+
 class SqliteCursor:
     """Runs statements. When a method returns, its statement is complete: at most one statement is open at a time."""
 
@@ -273,6 +276,26 @@ class SqliteDatabase:
 
     def _connect(self) -> apsw.Connection:
         return connect_memory() if self.path is None else connect_file(self.path, self._synchronous, self._busy_s)
+
+    def copy_to(self, file: Path) -> None:
+        """Copy the database to a new file, as it is now. Other processes may write meanwhile.
+
+        The read transaction keeps one state of the database for all steps: without it, every commit of another process
+        would make SQLite begin the copy again.
+        """
+        try:
+            source, target = self._connect_reader(), apsw.Connection(str(file))
+            try:
+                source.execute("BEGIN")
+                source.execute("SELECT count(*) FROM perdure_moved").fetchall()
+                with target.backup("main", source, "main") as copying:
+                    while not copying.done:
+                        copying.step(_COPIED_PAGES)
+            finally:
+                source.close(True)
+                target.close(True)
+        except apsw.Error as error:
+            raise translated(error, self.where) from None
 
     def _connect_reader(self) -> apsw.Connection:
         reader = self._connect()

@@ -819,3 +819,6 @@ SELECT version, checksum FROM perdure_schema ORDER BY version
 
 -- name: record_migration
 INSERT INTO perdure_schema (version, checksum, applied_at) VALUES (?, ?, CAST(unixepoch('subsec') * 1000000 AS INTEGER))
+
+-- name: specimens_among
+SELECT run_id FROM perdure_runs WHERE id IN (SELECT value FROM json_each(:runs)) AND specimen IS NOT NULL

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
@@ -53,6 +55,11 @@ class SqliteStore(SqlStore):
 
     def problems(self) -> list[str]:
         return integrity.problems(self._database)
+
+    @contextmanager
+    def snapshot_to(self, file: Path) -> Iterator[bool]:
+        self._database.copy_to(file)
+        yield True
 
     def restore_schema(self, *, check: bool = False) -> list[str]:
         return integrity.restore_schema(self._database, check=check)
