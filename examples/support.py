@@ -86,12 +86,15 @@ def look(request: Request) -> Answer:
 
 def refund(request: Request) -> Answer:
     order = order_in(request)
-    wanted = ToolUse("use_3", "pay_back", {"order": order, "cents": ORDERS[order]["cents"]})
+    wanted = ToolUse(f"use_{len(request.messages)}", "pay_back", {"order": order, "cents": ORDERS[order]["cents"]})
     return Answer("It arrived broken, and broken goods are paid back in full.", (wanted,), "tools", tokens=Tokens(input=520, output=35))
 
 
 def close(request: Request) -> Answer:
     last = [message for message in request.messages if isinstance(message, ToolResult)][-1]
+    if "was not called yet" in last.text:
+        # The customer has written again before the refund was made. The same call again: the refund keeps its approval.
+        return refund(request)
     text = f"I am sorry: {last.text}" if last.error else f"We have paid you back: {last.text}"
     return Answer(text, tokens=Tokens(input=580, output=24))
 
@@ -102,7 +105,7 @@ def chosen_model() -> Model:
         return Anthropic(os.environ.get("SUPPORT_MODEL", "claude-sonnet-4-5"), max_tokens=2_000)
     if os.environ.get("OPENAI_API_KEY"):
         return OpenAI(os.environ.get("SUPPORT_MODEL", "gpt-5-mini"), max_tokens=2_000)
-    return Scripted([look, refund, close])
+    return Scripted([look, refund, *[close] * 50])
 
 
 support = ReAct(

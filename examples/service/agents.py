@@ -57,13 +57,16 @@ def look(request: Request) -> Answer:
 
 def refund(request: Request) -> Answer:
     order = order_in(request)
-    wanted = ToolUse("use_2", "pay_back", {"order": order, "cents": ORDERS[order]["cents"]})
+    wanted = ToolUse(f"use_{len(request.messages)}", "pay_back", {"order": order, "cents": ORDERS[order]["cents"]})
     return Answer("I propose to pay it back.", (wanted,), "tools")
 
 
 def close(request: Request) -> Answer:
     """The last line: what became of the refund, and each message that arrived after the first one."""
     last = [message for message in request.messages if isinstance(message, ToolResult)][-1]
+    if "was not called yet" in last.text:
+        # A message has arrived before the refund was made. The same call again: the refund keeps its approval.
+        return refund(request)
     later = [message.text for message in request.messages if isinstance(message, User)][1:]
     return Answer(" ".join([f"The refund: {last.text}.", *(f"You also wrote: {text}" for text in later)]))
 

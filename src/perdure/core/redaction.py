@@ -322,20 +322,17 @@ def filled_in(encoded: bytes, known: Mapping[str, Found], what: str) -> bytes:
 
 def texts_of(known: Mapping[str, Found]) -> dict[str, str]:
     """The texts and numbers in redacted fields that are long enough to be found in what a tool says, by their path."""
-    found: dict[str, str] = {}
+    return dict(text for one in known.values() for text in _texts_in(one.value, one.path))
 
-    def look(value: Any, path: str) -> None:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                look(item, f"{path}.{key}")
-        elif isinstance(value, list):
-            for place, item in enumerate(value):
-                look(item, f"{path}.{place}")
-        elif isinstance(value, str) and len(value) >= MIN_CHARS:
-            found[path] = value
-        elif isinstance(value, int | float) and not isinstance(value, bool) and sum(map(str.isdigit, str(value))) >= MIN_DIGITS:
-            found[path] = str(value)
 
-    for one in known.values():
-        look(one.value, one.path)
-    return found
+def _texts_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts_in(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _texts_in(item, f"{path}.{place}")
+    elif isinstance(value, str) and len(value) >= MIN_CHARS:
+        yield path, value
+    elif isinstance(value, int | float) and not isinstance(value, bool) and sum(map(str.isdigit, str(value))) >= MIN_DIGITS:
+        yield path, str(value)

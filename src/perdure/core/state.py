@@ -956,6 +956,7 @@ class Image(Struct, frozen=True, gc=False, omit_defaults=True):
     status: Status = "running"
     started_seq: int | None = None
     reopened: int = 0
+    reopened_at: int = 0
     fresh: bool = False
     signals: int = 0
     budget: Limits | None = None
