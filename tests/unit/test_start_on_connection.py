@@ -261,7 +261,9 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(("at", "left"), [("before the start", 0), ("before the commit", 0), ("after the commit", 1)])
+@pytest.mark.parametrize(
+    ("at", "left"), [pytest.param("before the start", 0, marks=pytest.mark.full), ("before the commit", 0), ("after the commit", 1)]
+)
 def test_a_process_that_is_killed_leaves_both_or_neither(place: Place, at: str, left: int) -> None:
     victim = python(_VICTIM, place.url, at)
     try:
