@@ -79,6 +79,7 @@ class Perdure:
         artifacts: str | None = None,
         telemetry: Telemetry | None = None,
         secrets: Resolver | None = None,
+        batch: str = "",
     ) -> None:
         options: dict[str, Any] = {
             "settings": settings,
@@ -88,6 +89,7 @@ class Perdure:
             "artifacts": artifacts,
             "telemetry": telemetry,
             "secrets": secrets,
+            "batch": batch,
         }
         self._make: Callable[[], asynchronous.Perdure] = lambda: asynchronous.Perdure(url, agents, **options)
         self._loop: asyncio.AbstractEventLoop | None = None

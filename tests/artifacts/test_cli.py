@@ -89,7 +89,9 @@ def test_prune_says_what_is_missing_or_too_much(url: str) -> None:
     assert "--older-than 90d, --run RUN, --tenant T, --where QUERY, --orphans, --specimen RUN, or --before-checkpoint RUN" in perdure(
         "prune", "--url", url, code=2
     )
-    assert "leave --older-than out" in perdure("prune", "--orphans", "--older-than", "1d", "--url", url, code=2)
+    assert "leave --older-than, --run, --tenant and --where out" in perdure(
+        "prune", "--orphans", "--older-than", "1d", "--url", url, code=2
+    )
     assert ", 1 artifact that" in perdure("prune", "--older-than", "0s", "--url", url)
 
 

@@ -100,12 +100,16 @@ def command(
         raise InvalidInput(f"to prune the family of a run: perdure prune --run {shell.quote(runs[0])}")
     if specimens:
         if age is not None or orphans or chosen:
-            raise InvalidInput("prune --specimen deletes imported copies, however old; leave --older-than, --orphans and the like out")
+            raise InvalidInput(
+                "prune --specimen deletes imported copies, however old; leave --older-than, --orphans, --run, --tenant and --where out"
+            )
         _prune_specimens(specimens, url, dry_run, as_json)
         return
     if orphans:
         if age is not None or chosen:
-            raise InvalidInput("prune --orphans deletes artifacts that no event names, however old; leave --older-than and the like out")
+            raise InvalidInput(
+                "prune --orphans deletes artifacts that no event names, however old; leave --older-than, --run, --tenant and --where out"
+            )
         _prune_orphans(url, dry_run, as_json)
         return
     if named and (tenant is not None or where is not None or age is not None):
