@@ -10,6 +10,7 @@ from typing import Any
 import click
 from msgspec import Struct
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.bulk import DONE_BEFORE, Bulk, BulkOrder, BulkVerb, Done, Fail, Skip, go, is_for_many, many_options
 from perdure.cli.steering import speaker
@@ -151,7 +152,7 @@ def command(
         return go(settings, Resolving(verdict, note, tool), order)
     assert run_id is not None
     if call is None:
-        raise InvalidInput(f"name the call of run {run_id} that is in doubt: perdure why {run_id} shows it")
+        raise InvalidInput(f"name the call of run {run_id} that is in doubt: {shell.command('why', run_id)} shows it")
     if tool is not None:
         raise InvalidInput("--tool goes with --where: CALL says which call is meant")
     common.require_journal(settings.url)
