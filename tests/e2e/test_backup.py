@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e import test_retry
-from tests.e2e.test_bulk import killed, make, statuses
+from tests.e2e.test_bulk import batches, killed, make, statuses
 from tests.e2e.test_retry import Desk
 from tests.servers import forked
 from tests.unit.postgres_tools import empty
@@ -97,12 +97,21 @@ def test_a_backup_is_taken_while_a_worker_writes_and_is_of_one_moment(desk: Desk
         worker.wait(60)
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_backup_that_is_killed_leaves_no_file_of_that_name(desk: Desk, moment: str) -> None:
+NAMED = "perdure.cli.backup:give_name"
+
+
+@pytest.mark.parametrize(
+    ("method", "moment"),
+    [("snapshot_to", "after"), ("mark_backup", "before"), ("mark_backup", "after"), (NAMED, "before"), (NAMED, "after")],
+)
+def test_a_backup_that_is_killed_is_whole_or_has_no_file_of_that_name(desk: Desk, method: str, moment: str) -> None:
     make(desk, "waiter", "w1")
-    killed(desk, "mark_backup", moment, 1, "backup", "b.db")
-    assert not (desk.folder / "b.db").exists()
-    desk("backup", "b.db")
+    killed(desk, method, moment, 1, "backup", "b.db")
+    assert (desk.folder / "b.db").exists() == ((method, moment) == (NAMED, "after"))
+    if not (desk.folder / "b.db").exists():
+        desk("backup", "b.db")
+    desk("restore", "b.db", "--to", "sqlite:///x.db")
+    assert statuses(at(desk, "sqlite:///x.db")) == {"w1": "needs_attention"}
 
 
 def test_a_damaged_run_is_in_the_backup_and_is_named(one: Desk) -> None:
@@ -249,6 +258,17 @@ def test_notices_that_were_not_sent_are_not_sent_by_the_restored_journal(one: De
     there = open_store(f"sqlite:///{one.folder}/x.db")
     assert there.next_notice() is None
     there.close()
+
+
+def test_a_batch_that_lets_restored_runs_go_on_goes_on_by_its_id(one: Desk) -> None:
+    make(one, "waiter", "w1", "w2", "w3")
+    one("backup", "b.db")
+    one("restore", "b.db", "--to", "sqlite:///x.db")
+    there = at(one, "sqlite:///x.db")
+    killed(there, "post", "after", 1, "unpause", "--where", "attention:restored", "--yes")
+    batch = batches(there, "w3")[-1]
+    assert there.run("unpause", "--batch", batch, "--yes").stdout.startswith("2 runs may go on")
+    assert set(statuses(there).values()) == {"queued"}
 
 
 def test_a_forced_cancel_ends_a_restored_run(one: Desk) -> None:

@@ -121,6 +121,8 @@ class BulkVerb:
     # is for runs that go on meanwhile.
     rests = True
 
+    query: Query | None = None  # of this operation; if it goes on with a batch, that of the batch. None: the runs are named
+
     def given(self) -> dict[str, Any]:
         """The arguments and options that belong to the order: a batch goes on only with the same."""
         return {}
@@ -291,7 +293,7 @@ class Bulk:
             common.note(common.clean(f"batch {found.batch} of {found.by} was interrupted: this goes on with the runs that are left"))
         at = now if found is None else found.at
         if order.where is not None:
-            self._query = self._narrowed(parse_query(order.where, at), at)
+            self._query = self._verb.query = self._narrowed(parse_query(order.where, at), at)
         assert self._query is not None or order.run_ids, verb
         return at
 

@@ -11,6 +11,7 @@ from perdure.cli import common
 from perdure.cli.bulk import Bulk, BulkOrder, BulkVerb, Done, go, is_for_many, many_options
 from perdure.cli.steering import add_options, check_can_go_on, speak, speaker, who_goes_on
 from perdure.core.budget import Budget
+from perdure.core.query import Term
 from perdure.inspect.text import plural
 from perdure.store.api import RunRow
 
@@ -23,15 +24,15 @@ class Unpausing(BulkVerb):
     then = "a worker goes on with them: perdure worker TARGET, if none serves them"
     statuses, usual = ("paused", "needs_attention"), ("paused",)
 
-    def __init__(self, note: str | None, add: Budget | None, where: str | None) -> None:
+    def __init__(self, note: str | None, add: Budget | None) -> None:
         self._note, self._add = note, add
-        self._restored = where is not None and "attention:restored" in where
 
     def given(self) -> dict[str, Any]:
         return {"note": self._note, "add": None if self._add is None else msgspec.to_builtins(self._add.limits)}
 
     def leaves_out(self, row: RunRow, *, named: bool) -> str | None:
-        if row.attention == "restored" and not self._restored:
+        terms = () if self.query is None else self.query.terms
+        if row.attention == "restored" and Term("attention", values=("restored",)) not in terms:
             return "restored from a backup; what they did since is unknown: select them with attention:restored"
         return "specimens, which are never driven" if row.specimen is not None else None
 
@@ -70,7 +71,7 @@ def command(
     settings = common.settings_with(url=url)
     order = BulkOrder(speaker(by), url, as_json, yes, dry_run, where, batch, limit)
     if is_for_many("unpause", run_id, order):
-        return go(settings, Unpausing(note, add, where), order)
+        return go(settings, Unpausing(note, add), order)
     assert run_id is not None
 
     async def continue_run(app: Perdure) -> tuple[list[str], RunRow, str]:
