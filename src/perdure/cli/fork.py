@@ -214,8 +214,8 @@ async def _forked(
 
 
 def _record(found: Fork) -> dict[str, Any]:
-    record: dict[str, Any] = {**msgspec.to_builtins(found), "asked": msgspec.structs.asdict(found.asked)}
-    return {**record, "diff": diff_record(found.diff)}
+    fields = {name: getattr(found, name) for name in found.__struct_fields__ if name not in ("asked", "diff")}
+    return {**msgspec.to_builtins(fields), "asked": msgspec.structs.asdict(found.asked), "diff": diff_record(found.diff)}
 
 
 def _show(found: Fork) -> None:
