@@ -239,7 +239,7 @@ def test_deciders_that_judge_what_they_read_before_the_transaction_are_caught(mo
 
 def test_the_database_itself_keeps_a_settled_approval(monkeypatch: pytest.MonkeyPatch) -> None:
     """A judge that lets everything pass is stopped by the trigger."""
-    monkeypatch.setattr("perdure.core.approval._check_pending", lambda standing, now: None)
+    monkeypatch.setattr("perdure.core.approval._check_pending", lambda *_: None)
     assert goes_red(SUITE.test_one_decision_counts_and_the_second_one_learns_of_the_first)
     with pytest.raises(Exception, match="settled stays so"):
         deciding.test_of_all_who_decide_in_any_order_one_wins_and_the_journal_has_one_settlement(0)

@@ -246,7 +246,7 @@ def unused(name: str, taken: Mapping[str, Any]) -> str:
 
 # -- fields that are stored as a keyed digest ---------------------------------------------------------------------------
 REDACTED = "$redacted"
-_KEY = b'"$redacted"'
+MARK = b'"$redacted"'  # JSON without it has no redacted field
 _DIGEST = re.compile(r"hmac-sha256:[0-9a-f]{64}")
 
 
@@ -299,7 +299,7 @@ def digest_in(value: object) -> str | None:
 
 def filled_in(encoded: bytes, known: Mapping[str, Found], what: str) -> bytes:
     """The JSON with the values of its redacted fields. InvalidInput if a value is not known: it is never guessed."""
-    if _KEY not in encoded:
+    if MARK not in encoded:
         return encoded
 
     def fill(value: Any, path: tuple[str, ...]) -> Any:

@@ -23,7 +23,7 @@ from perdure.core.approval import Approval
 from perdure.core.events import OF_TOOL, Effect
 from perdure.core.machine import current
 from perdure.core.rate import Rate
-from perdure.core.redaction import Found, filled_in
+from perdure.core.redaction import MARK, Found, filled_in
 from perdure.core.retry import Retry
 from perdure.errors import InvalidInput, NotEncodable
 from perdure.tool import hooks
@@ -91,6 +91,7 @@ _OPTIONS = (
     *("effect", "name", "timeout", "heartbeat_timeout", "settle", "retry", "key_window"),
     *("isolate", "pass_env", "approval", "rate", "cost", "redact", "redact_result"),
 )
+_NO_SECRETS: frozenset[str] = frozenset()
 _LONGEST_S = 366 * 86_400.0
 _KEY_WINDOW = timedelta(hours=24)
 
@@ -171,7 +172,7 @@ class Tool(Generic[P, R]):
         machine = current()
         if machine is None:
             return self._run_here(encoded)
-        return machine.call_tool(*self.for_call(encoded))
+        return machine.call_tool(self, encoded) if self.redaction is None else machine.call_tool(*self.for_call(encoded))
 
     def for_call(self, encoded: bytes) -> tuple[Tool[..., Any], bytes]:
         """The callee and the recorded arguments of a call with these arguments."""
@@ -188,11 +189,12 @@ class Tool(Generic[P, R]):
 
         A value that was redacted in a journal, so that only its digest is left, is refused.
         """
-        return filled_in(self._signature.bind(args, kwargs), {}, f"tool {self.name}")
+        bound = self._signature.bind(args, kwargs)
+        return bound if MARK not in bound else filled_in(bound, {}, f"tool {self.name}")
 
     def clear(self, encoded: bytes) -> bytes:
         """The arguments of this call with the values of their redacted fields. InvalidInput if a value is not known."""
-        return filled_in(encoded, self.redacted, f"tool {self.name}")
+        return encoded if MARK not in encoded else filled_in(encoded, self.redacted, f"tool {self.name}")
 
     @property
     def takes(self) -> list[str]:
@@ -221,7 +223,8 @@ class Tool(Generic[P, R]):
 
     def secrets_in(self, encoded: bytes) -> frozenset[str]:
         """The names of the secrets in the arguments of a recorded call."""
-        return self._signature.secrets_in(encoded)  # a secret has no fields, so it is never redacted
+        # A secret has no fields, so it is never redacted.
+        return self._signature.secrets_in(encoded) if self._signature.secrets else _NO_SECRETS
 
     def with_secrets(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that `bind` has made, with a Secret for each reference: to call the tool with them."""

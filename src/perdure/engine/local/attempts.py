@@ -417,8 +417,8 @@ def clear(tool: Any, args: bytes, call: Call) -> bytes:
     clearing: Callable[[bytes], bytes] | None = getattr(tool, "clear", None)
     if clearing is None:
         return args
-    if redacted := redacted_texts(tool):
-        call.scrubber = Scrubber({}, redacted)
+    if getattr(tool, "redacted", None) and (texts := redacted_texts(tool)):
+        call.scrubber = Scrubber({}, texts)
     return clearing(args)
 
 
