@@ -254,7 +254,8 @@ class Served:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
 
     async def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
         return await asyncio.to_thread(self.get_now, path, method, **headers)

@@ -7,6 +7,7 @@ withdrawn, no call is made twice, and no person is asked twice.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -51,7 +52,7 @@ class Lines(ByTurn):
 
     async def answer(self, request: Request, call: Call) -> Any:
         line = self._lines[len(self.asked)]
-        if asyncio.iscoroutinefunction(line):
+        if inspect.iscoroutinefunction(line):
             check(request.messages)
             self.asked.append(request)
             return _answer(await line(request))
@@ -469,6 +470,7 @@ async def _posted(app: Perdure, approval: str, order: str) -> None:
 
 _PROGRAM = """
 import asyncio
+import inspect
 from pathlib import Path
 from perdure import Call, ReAct, tool
 from perdure.models import Answer, Model
