@@ -17,9 +17,10 @@ import asyncio
 import inspect
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 from msgspec import Struct
@@ -201,6 +202,19 @@ class HoldTaken(Struct, frozen=True, gc=False):
 Completion = CallCompleted | CallFailed | ApprovalSettled | ChildEnded | SignalArrived | TimerDue | CancelAsked | HoldTaken
 
 
+class _Hearing:
+    """What an agent needs that listens while its calls wait for approvals."""
+
+    __slots__ = ("holds", "watching")
+
+    def __init__(self) -> None:
+        self.holds: dict[int, WantedHold] = {}
+        self.watching: dict[str, list[asyncio.Future[None]]] = {}  # those who wait for a signal, and leave it to `receive`
+
+
+_NO_HOLDS: Mapping[int, WantedHold] = MappingProxyType({})
+
+
 class MachineClosed(BaseException):
     """Raised inside a waiting agent when its machine is closed. No `except Exception` catches this exception."""
 
@@ -276,8 +290,7 @@ class Machine:
         self._children: dict[tuple[str, str], Any] = {}  # agents of the children so far, by name and version
         self._buffered: dict[str, deque[Any]] = {}  # signals that the agent has not received yet, by topic
         self._listening: dict[str, deque[asyncio.Future[Any]]] = {}
-        self._watching: dict[str, list[asyncio.Future[None]]] = {}  # those who wait for a signal, and leave it to `receive`
-        self.holds: dict[int, WantedHold] = {}
+        self._hearing: _Hearing | None = None  # made when the agent needs it first: most agents never do
         # A replay sets both: the patches (`patched`) that this run has recorded, and whether more recorded events
         # follow.
         self.patches: frozenset[str] = frozenset()
@@ -439,7 +452,7 @@ class Machine:
                     self.cancel_asked = True
                     self._main.cancel()
             case HoldTaken(number):
-                hold = self.holds.pop(number, None)
+                hold = None if self._hearing is None else self._hearing.holds.pop(number, None)
                 if hold is not None and not hold.taken.done():
                     hold.taken.set_result(None)
             case _:
@@ -505,7 +518,8 @@ class Machine:
             self._end_one(partial(stray.aclose().send, None), interrupts)
         left = bool(self._open or self._commands or self._main or self._main_factory)
         self._main = self._main_factory = None
-        for held in (self._open, self._commands, self._buffered, self._listening, self._watching, self.holds):
+        self._hearing = None
+        for held in (self._open, self._commands, self._buffered, self._listening):
             held.clear()
         return self._loop.empty() or left
 
@@ -534,7 +548,7 @@ class Machine:
             self._main,
             [task for task in self._loop.tasks.values() if task is not self._main],
             {id(opened.future): number for number, opened in self._open.items()},
-            {id(signal): topic for heard in (self._listening, self._watching) for topic, waiting in heard.items() for signal in waiting},
+            {id(signal): topic for heard in self._heard() for topic, waiting in heard.items() for signal in waiting},
             list(self._loop.timers.values()),
             {topic: len(signals) for topic, signals in self._buffered.items() if signals},
         )
@@ -602,7 +616,7 @@ class Machine:
         The future is done when the call is held. Only a call that needs an approval and has not begun can be held: the
         future of any other call is never done, and the call ends.
         """
-        hold = self.holds[number] = WantedHold(self.cause, self._loop.create_future())
+        hold = self._hearing_now().holds[number] = WantedHold(self.cause, self._loop.create_future())
         self._commands.append(Hold(number))
         return hold.taken
 
@@ -692,8 +706,21 @@ class Machine:
         if self._buffered.get(topic):
             arrived.set_result(None)
         else:
-            self._watching[topic] = [*(one for one in self._watching.get(topic, ()) if not one.done()), arrived]
+            watching = self._hearing_now().watching
+            watching[topic] = [*(one for one in watching.get(topic, ()) if not one.done()), arrived]
         return arrived
+
+    @property
+    def holds(self) -> Mapping[int, WantedHold]:
+        """The holds that the agent wants, and that are not recorded yet, by the numbers of their calls."""
+        return _NO_HOLDS if self._hearing is None else self._hearing.holds
+
+    def _hearing_now(self) -> _Hearing:
+        self._hearing = self._hearing or _Hearing()
+        return self._hearing
+
+    def _heard(self) -> list[Mapping[str, Iterable[asyncio.Future[Any]]]]:
+        return [self._listening] if self._hearing is None else [self._listening, self._hearing.watching]
 
     def patched(self, name: str) -> bool:
         """Does this run use the new code of a code change?
@@ -798,7 +825,7 @@ class Machine:
                 signal.set_result(payload)
                 return
         self._buffered.setdefault(topic, deque()).append(payload)
-        for arrived in self._watching.pop(topic, ()):
+        for arrived in () if self._hearing is None else self._hearing.watching.pop(topic, ()):
             if not arrived.done():
                 arrived.set_result(None)
 
@@ -806,8 +833,8 @@ class Machine:
         opened = self._open.pop(number, None)
         if opened is None:
             raise UnknownCompletion(f"call {number}")
-        if self.holds:
-            self.holds.pop(number, None)
+        if self._hearing is not None:
+            self._hearing.holds.pop(number, None)
         return opened
 
     async def _result_of(self, number: int, future: asyncio.Future[Any]) -> Any:
