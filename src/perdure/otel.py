@@ -192,7 +192,7 @@ class RunSpans:
         """Fold the event. Without `report`, no span is made: most events of a replay end a span that was reported before."""
         body, at, number = event.body, event.ts, event.call or 0
         if event.seq != self._seq + 1 and isinstance(body, CheckpointTaken):
-            self._restore(body, event.seq, at)
+            self._restore(body, event.seq)
         self._seq, before, self._last = event.seq, self._last, at
         self._times.append(at)
         ended: Span | None = None
@@ -271,13 +271,13 @@ class RunSpans:
         if ended is not None and report:
             yield ended
 
-    def _restore(self, body: CheckpointTaken, seq: int, at: int) -> None:
+    def _restore(self, body: CheckpointTaken, seq: int) -> None:
         """The events before the checkpoint were not read. Its image has what is still open."""
         image = image_in(body)
         self._version, self._held, self._released = image.version, image.worker is not None, None
         self._since, self._times = seq - 1, array("q")
         if image.reopened:
-            self._life, self._life_began = image.reopened, at
+            self._life, self._life_began = image.reopened, image.reopened_at
         for call in image.calls:
             if call.number in image.open:
                 self._know(call)

@@ -42,7 +42,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @tool(effect="once", approval=Approval(editable="cents"))
 async def pay(cents: int, to: str = "ann") -> str:
-    """Pay somebody."""
+    """Pay a person."""
     PAID.append(cents)
     return f"paid {cents} to {to}"
 
@@ -375,7 +375,7 @@ def test_a_cancel_while_a_call_is_held_withdraws_it() -> None:
 # -- killed -------------------------------------------------------------------------------------------------------------
 @tool(effect="keyed", approval=True)
 async def give(cents: int, call: Call) -> str:
-    """Give something to somebody."""
+    """Give a person something."""
     GIVEN[call.key] = cents
     return "given"
 

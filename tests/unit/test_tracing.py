@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 from tests.golden.files import Golden, versions
 from tests.servers.collector import Collector, Received
-from tests.unit.drive_tools import SETTINGS, local, run, until, worker_of
+from tests.unit.drive_tools import SETTINGS, ManualClock, local, run, until, worker_of
 from tests.unit.postgres_tools import cleared
 
 from perdure import Call, InvalidInput, Outcome, Perdure, Retry, Run, RunFilter, Settings, agent, tool
@@ -679,6 +679,33 @@ def test_in_every_journal_of_every_release_each_span_is_ended_by_one_event() -> 
             # A worker that reads the whole journal reports at most the claim and the post before it.
             assert all(span.name.startswith("perdure.") for span in RunSpans.of(events).committed([]))
     assert set(seen) >= {"invoke_agent", "execute_tool", "chat", "perdure.wait", "perdure.approval", "perdure.takeover", "perdure.doubt"}
+
+
+@agent(version="1")
+async def hears_once(run: Run) -> str:
+    if run.restored is None:
+        await run.checkpoint(await run.receive("word"))
+    return str(run.restored)
+
+
+def test_a_reopened_run_whose_checkpoint_is_read_has_its_span_from_the_reopening_on() -> None:
+    async def main() -> list[Event]:
+        clock = ManualClock()
+        async with Perdure("sqlite://", [hears_once], settings=SETTINGS, clock=clock) as app:
+            await app.start(hears_once, id="r")
+            await app.drive("r")
+            clock.jump(100)
+            await app.rewind("r", to=(await app.handle("r").row()).seq)
+            clock.jump(100)
+            await app.signal("r", "word", "hello")
+            assert await app.handle("r").result() == "hello"
+            return await app.handle("r").events()
+
+    events = run(main())
+    (at,) = [place for place, event in enumerate(events) if event.type == "checkpoint_taken"]
+    whole, since = (RunSpans(events[0].body, events[0].ts).committed(some) for some in (events, [events[0], *events[at:]]))  # type: ignore[arg-type]
+    (of_run,) = [span for span in since if span.name.startswith("invoke_agent")]
+    assert _known([of_run]) <= _known(whole)
 
 
 def _known(spans: list[Span]) -> set[tuple[str, str, int, int]]:

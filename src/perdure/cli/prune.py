@@ -118,7 +118,23 @@ def command(
         raise InvalidInput(
             "say what to prune: --older-than 90d, --run RUN, --tenant T, --where QUERY, --orphans, --specimen RUN, or --before-checkpoint RUN"
         )
-    wanted = _statuses(statuses)
+    _prune_families(age, _statuses(statuses), limit, named, tenant, where, url, yes=yes, dry_run=dry_run, as_json=as_json)
+
+
+def _prune_families(
+    age: str | None,
+    wanted: list[str],
+    limit: int | None,
+    named: tuple[str, ...],
+    tenant: str | None,
+    where: str | None,
+    url: str | None,
+    *,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    chosen = bool(named) or tenant is not None or where is not None
     with common.existing_store(url) as store:
         now = common.now_at(store)
         before = now + 1 if age is None else parse_past(age, now, "--older-than")

@@ -739,7 +739,8 @@ class Machine:
     @property
     def topics(self) -> list[str]:
         """The topics of the signals for which the agent waits."""
-        return [topic for topic, waiting in self._listening.items() if waiting]  # `arrival` never waits alone
+        # Not those of `arrival`: an agent that uses it waits for a call too, and the call is what its run waits for.
+        return [topic for topic, waiting in self._listening.items() if waiting]
 
     def record(self, body: AnyBody) -> None:
         """Add a `Record` command: the event is to be recorded in the journal."""

@@ -1,7 +1,8 @@
 """What a worker has done since it began: the counters behind its metrics (`perdure.metrics` shows them).
 
 Counters are plain numbers. Only the thread of the event loop changes them, and a thread that serves metrics reads them
-at any time (it also adds names of agents and queues that it has read to the known values of labels). So to count costs a few dictionary look-ups for each append, and nothing more if no metrics are read.
+at any time. (That thread also adds the names of agents and queues that it has read to the known values of labels.) So
+each append costs a few dictionary look-ups, and nothing more if no metrics are read.
 
 Labels are bounded: each label has at most MOST_VALUES values, and all further values are counted together as "other".
 Ids of runs and tenants are no labels, because their number has no bound.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
+from perdure.agent import Agent
 from perdure.app import Perdure
 from perdure.engine.api import Engine
 from perdure.engine.local.engine import LocalEngine
@@ -24,15 +26,15 @@ class _WatchedEngine(LocalEngine):
     async def _open(self) -> Store:
         return self._app.watched(await super()._open())
 
-    def _new_worker(self) -> Worker:
+    def _new_worker(self, agents: Iterable[Agent[Any, Any]], queues: Sequence[str] | None) -> Worker:
         app = self._app
         return Worker(
             self.store,
-            app.versions.values(),
+            agents,
             app.settings,
             app.clock,
             app._observers,
-            app.queues,
+            queues,
             app.performing,
             self._counts,
             app.telemetry,

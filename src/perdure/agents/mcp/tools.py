@@ -72,9 +72,10 @@ def mcp(
 
     `server`: a command (stdio) or an http(s) URL (streamable HTTP). `name`: the server's name in journals. `env`:
     environment variables for the server's process, which inherits only a few others. `headers`: sent with every HTTP
-    request. A value in `env` or `headers` may be a Secret, or a text with one: f"Bearer {Secret('warehouse')}". `timeout`: the time limit of each attempt of a call. `effects`: the server's name of a tool → the effect
-    class, which replaces the annotations of the tool. `approval`: the server's name of a tool → a policy, as in
-    `@tool(approval=…)`. `only`: the tools to use; other tools are not offered.
+    request. A value in `env` or `headers` may be a Secret, or a text with one: f"Bearer {Secret('warehouse')}".
+    `timeout`: the time limit of each attempt of a call. `effects`: the server's name of a tool → the effect class, which
+    replaces the annotations of the tool. `approval`: the server's name of a tool → a policy, as in `@tool(approval=…)`.
+    `only`: the tools to use; other tools are not offered.
     """
     return McpServer(
         server, name=name, env=env, headers=headers, timeout=timeout, effects=effects, approval=approval, only=only

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -326,17 +326,7 @@ class LocalEngine:
         self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, agents: Sequence[Agent[Any, Any]] | None = None
     ) -> RunRow:
         if agents is not None:
-            own = Worker(
-                self.store,
-                agents,
-                self._settings,
-                self._clock,
-                self._observers,
-                counts=self._counts,
-                telemetry=self._telemetry,
-                secrets=self._secrets,
-            )
-            async with own:
+            async with self._new_worker(agents, None) as own:
                 return await own.drive_one(run_id, wait=wait, stop=stop)
         if is_inside_call() and self._worker is not None and self._worker.draining:
             # A new worker would begin only after the drain, and the drain waits for this very tool: a deadlock.
@@ -383,17 +373,17 @@ class LocalEngine:
             if self._worker is None:
                 if not self._agents:
                     raise UnknownAgent("no agents to drive: pass them, Perdure(url, agents=[…])")
-                self._worker = await self._new_worker().__aenter__()
+                self._worker = await self._new_worker(self._agents.values(), self._queues).__aenter__()
             return self._worker
 
-    def _new_worker(self) -> Worker:
+    def _new_worker(self, agents: Iterable[Agent[Any, Any]], queues: Sequence[str] | None) -> Worker:
         return Worker(
             self.store,
-            self._agents.values(),
+            agents,
             self._settings,
             self._clock,
             self._observers,
-            self._queues,
+            queues,
             counts=self._counts,
             telemetry=self._telemetry,
             secrets=self._secrets,
